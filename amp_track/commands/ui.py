@@ -21,7 +21,7 @@ from amp_track.stores import addresses, store_checks
 from amp_track.workers import interrupts, processes, servers
 
 if TYPE_CHECKING:
-    from amp_track.study.catalogue import Part
+    from amp_track.study.storage import Part
     from amp_track.tracking.lookup import Lookup
 
 
@@ -199,14 +199,14 @@ def find(stores: Stores, study: str | None) -> Found:
     """
     with progress.working("looking for the study"):
         with interrupts.nothing_to_end():
-            from amp_track.study import catalogue
+            from amp_track.study import storage
             from amp_track.tracking.lookup import Lookup
-        known = catalogue.studies(stores.storage)
+        known = storage.studies(stores.storage)
         if study is not None:
-            study = catalogue.known_study(study, known, storage=str(stores.optuna))
-            if not catalogue.have_measured(stores.storage, known[study]):
+            study = storage.known_study(study, known, storage=str(stores.optuna))
+            if not storage.have_measured(stores.storage, known[study]):
                 raise study_manifest.nothing_finished(study)
-        elif len(known) == 1 and catalogue.have_measured(stores.storage, *known.values()):
+        elif len(known) == 1 and storage.have_measured(stores.storage, *known.values()):
             (study,) = known
         parts = known[study] if study is not None else ()
         with interrupts.waiting():  # for a server that may not answer

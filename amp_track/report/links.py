@@ -104,7 +104,7 @@ def page(ui: str, experiment_id: str, run_id: str) -> str:
 
 
 def trainings(ui: str, experiment_id: str, run_id: str) -> str:
-    """Return the page with the charts stored for a study's trainings; see tracking/views.py.
+    """Return the page with the charts stored for a study's trainings; see tracking/writes.py.
 
     Args:
         ui: the URL of the UI.

@@ -124,10 +124,10 @@ def _plots_of(result: CompareResult, tracker: Tracker, folder: Path) -> plots.Pl
 
 def show_max_batches(studies: Studies, study: Study, goal: Goal) -> None:
     """Copy the trials of each precision of NAME/max-batch into a separate study for optuna-dashboard."""
-    from amp_track.study import views
+    from amp_track.study import max_batches
 
     with studies.alone("views"):
-        views.show_by_precision(study, most=goal.limit.batch_size, limit_bytes=goal.budget_bytes)
+        max_batches.show_by_precision(study, most=goal.limit.batch_size, limit_bytes=goal.budget_bytes)
 
 
 def note_proofs(studies: Studies, fitted: MaxBatchResult) -> None:
@@ -150,13 +150,13 @@ def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> 
 
 def _note(studies: Studies, texts: Mapping[str, str]) -> None:
     """Add notes to parts of a study, by name. Skip parts that do not exist."""
-    from amp_track.study import notes
+    from amp_track.study import dashboard
 
     with studies.alone("views"):  # the notes of two search workers could interleave
         for part, text in texts.items():
             study = studies.existing(part)
             if study is not None:
-                notes.note_on(study, text)
+                dashboard.note_on(study, text)
 
 
 def show_plots(studies: Studies, part: str, run_id: str, *, trials: Mapping[int, str]) -> None:
@@ -164,14 +164,14 @@ def show_plots(studies: Studies, part: str, run_id: str, *, trials: Mapping[int,
 
     `trials` has the run ids of the trainings by number. Runs that wait in the outbox are left to the next command.
     """
-    from amp_track.study import notes
+    from amp_track.study import dashboard
     from amp_track.tracking.outbox import is_key
 
     study = studies.existing(part)
     if study is not None and not is_key(run_id):
         made = {number: of_trial for number, of_trial in trials.items() if not is_key(of_trial)}
         with studies.alone("views"):
-            notes.show_plots(study, run_id, made)
+            dashboard.show_plots(study, run_id, made)
 
 
 _log = logging.getLogger("amp_track.commands")

@@ -45,7 +45,7 @@ def run_trial(
     Raises:
         TargetFailed: the job crashed, or a probe took longer than --job-timeout.
     """
-    from amp_track.study import notes, storage
+    from amp_track.study import dashboard, storage
 
     kind = "train" if proposal is None else "confirm" if proposal.kind == "confirm" else "probe"
     what = (f" {kind}" if proposal else "") + (f" {note}" if note else "")
@@ -62,7 +62,7 @@ def run_trial(
         if proposal is not None or job_result.status is not JobStatus.TIMED_OUT:  # a slow training is a result too
             if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
                 with contextlib.suppress(StoreFailed):  # report the crash, not the store's failure
-                    notes.note_failure(trial, job_result)
+                    dashboard.note_failure(trial, job_result)
             raise_on_crash(job, job_result)
     metric_name = tracked.session.inspection.metric_name if proposal is None else None  # a probe has no useful metric
     why = proposal.reason if proposal is not None else note

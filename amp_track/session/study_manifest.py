@@ -99,7 +99,7 @@ def keep(
         either = {*known.precisions, *new.precisions}
         new = dataclasses.replace(known, precisions=tuple(name for name in PRECISIONS if name in either))
     if new != known:
-        storage.remember_command(tracked_study.study, TypeAdapter(Remembered).dump_json(new).decode())
+        tracked_study.study.set_user_attr(storage.COMMAND, TypeAdapter(Remembered).dump_json(new).decode())
 
 
 def is_searched(study: Study) -> bool:
@@ -121,11 +121,11 @@ def load(stores: Stores, shared: Storage) -> tuple[str, str, Study, Remembered]:
     Raises:
         BadInput: there is no such study, or none of its parts has a manifest.
     """
-    from amp_track.study import catalogue, opening, storage
+    from amp_track.study import opening, storage
 
     assert stores.study is not None
-    known = catalogue.parts_by_study(opening.study_names(shared))
-    name = catalogue.known_study(stores.study, known, storage=str(stores.optuna))
+    known = storage.parts_by_study(opening.study_names(shared))
+    name = storage.known_study(stores.study, known, storage=str(stores.optuna))
     asked = stores.study.partition("/")[2]
     parts = [part for part in ("max-batch", "compare") if f"{name}/{part}" in known[name]]
     if asked == "compare" or "max-batch" not in parts:

@@ -97,8 +97,8 @@ class Studies:
                 storage.end_stale_trials(study)
 
     def alone(self, part: str) -> AbstractContextManager[None]:
-        """Hold a lock of this storage that all search workers share; see `study.study_lock`."""
-        from amp_track.study.study_lock import alone
+        """Hold a lock of this storage that all search workers share; see `study.database.alone`."""
+        from amp_track.study.database import alone
 
         return alone(self._url, part, storage=self.storage)
 

@@ -260,17 +260,16 @@ class BatchSampler(optuna.samplers.BaseSampler):
         return min(hints, key=lambda hint: hint.batch_size, default=first)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return {"precision": CategoricalDistribution(PRECISIONS), "batch_size": self._batch_sizes}
-
-    @property
-    def _batch_sizes(self) -> IntDistribution:
-        return IntDistribution(1, self.goal.limit.batch_size, log=True)
+        batch_sizes = IntDistribution(1, self.goal.limit.batch_size, log=True)
+        return {"precision": CategoricalDistribution(PRECISIONS), "batch_size": batch_sizes}
 
     def suggest(self, trial: optuna.Trial) -> Proposal:
         """Return the job that `sample_relative` has claimed for this trial; prune the trial if no job is left."""
         trial.suggest_categorical("precision", PRECISIONS)
         trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
-        proposal = storage.read(_PROPOSAL, optuna_internals.claimed(trial, _CLAIM), f"trial {trial.number}", "a job")
+        # The trial itself has read its attributes before the claim was written.
+        claim = trial.storage.get_trial(optuna_internals.id_of(trial)).system_attrs[_CLAIM]
+        proposal = storage.read(_PROPOSAL, claim, f"trial {trial.number}", "a job")
         for name in ("kind", "reason", "predicted_bytes"):
             trial.set_user_attr(name, getattr(proposal, name))
         return proposal
@@ -278,11 +277,12 @@ class BatchSampler(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        optuna_internals.set_user_attr(study, trial, WORKER, liveness.this_process())
+        shared, trial_id = optuna_internals.storage_of(study), optuna_internals.id_of(trial)
+        shared.set_trial_user_attr(trial_id, WORKER, liveness.this_process())
         proposal = self._wait_for_turn(study, trial.number)
         if proposal is None:
             return {}
-        optuna_internals.claim(study, trial, _CLAIM, dataclasses.asdict(proposal))
+        shared.set_trial_system_attr(trial_id, _CLAIM, dataclasses.asdict(proposal))
         return {"precision": proposal.precision, "batch_size": proposal.batch_size}
 
     def _wait_for_turn(self, study: optuna.Study, number: int) -> Proposal | None:

@@ -1,19 +1,107 @@
-"""Serve optuna-dashboard: multi-threaded, only to this machine, with the plots of MLflow's runs."""
+"""Write the notes, plots and columns of optuna-dashboard, and serve it: only to this machine, with MLflow's plots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, BinaryIO
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-import bottle  # type: ignore[import-untyped]  # which optuna-dashboard is made with
+import optuna
 
+from amp_track.records.result import JobResult
+from amp_track.records.units import format_bytes
+from amp_track.study import optuna_internals
 from amp_track.study.opening import open_existing_storage
 from amp_track.workers.servers import is_loopback
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+
+_MEBIBYTE = 2**20
+_NOTE_PIECE = 2045
+"""Number of characters in each piece of a note."""
+
+
+def note_on(study: optuna.Study, text: str, *, trial: optuna.Trial | None = None) -> None:
+    """Replace the note on a study or on one of its trials, unless it is unchanged.
+
+    It is written in pieces like optuna-dashboard 0.21 does in its `save_note`, whose import takes two seconds. If the
+    names or the length of the pieces change, the dashboard shows no note, and `tests/study/test_dashboard.py` fails.
+    """
+    storage, study_id = optuna_internals.storage_of(study), optuna_internals.study_id_of(study)
+    prefix = "dashboard:" if trial is None else f"dashboard:{optuna_internals.id_of(trial)}:"
+    known = storage.get_study_system_attrs(study_id)
+    pieces = [text[start : start + _NOTE_PIECE] for start in range(0, len(text), _NOTE_PIECE)]
+    before = sum(name.startswith(f"{prefix}note_str:") for name in known)
+    pieces += [""] * (before - len(pieces))
+    written = {f"{prefix}note_str:{place}": piece for place, piece in enumerate(pieces)}
+    if all(known.get(name) == piece for name, piece in written.items()):
+        return
+    version = f"{prefix}note_ver"
+    for name, value in {version: known.get(version, 0) + 1, **written}.items():
+        storage.set_study_system_attr(study_id, name, value)
+
+
+def show_plots(study: optuna.Study, run_id: str, trials: Mapping[int, str]) -> None:
+    """Register the plots of MLflow runs as artifacts of a study and of some of its trials.
+
+    Optuna's own function does not accept finished trials. If the names that optuna-dashboard 0.21 reads change, it
+    shows no plot, and `tests/integration/test_ui.py` fails.
+
+    Args:
+        study: a part of a study whose trials are trainings.
+        run_id: the id of the study's MLflow run, which holds the plots.
+        trials: the run ids of trials, by number.
+    """
+    storage, study_id = optuna_internals.storage_of(study), optuna_internals.study_id_of(study)
+    run_ids = {f"artifacts:{run_id}": run_id} | {
+        f"dashboard:artifacts:{optuna_internals.id_of(trial)}:{trials[trial.number]}": trials[trial.number]
+        for trial in study.get_trials(deepcopy=False)
+        if trial.number in trials
+    }
+    known = storage.get_study_system_attrs(study_id)
+    for name, of_plot in run_ids.items():
+        if name not in known:
+            meta = {"artifact_id": of_plot, "filename": "picture.png", "mimetype": "image/png", "encoding": None}
+            storage.set_study_system_attr(study_id, name, json.dumps(meta))
+
+
+def constraint(violation: float) -> dict[str, list[float]]:
+    """Return a constraint as a system attribute of a trial, in the older list that optuna-dashboard 0.21 reads."""
+    return {"constraints": [violation]}
+
+
+def note_failure(trial: optuna.Trial, job_result: JobResult) -> None:
+    """Write a note on a trial that did not fit: the status, the phase and the memory."""
+    where = f" in {job_result.phase}" if job_result.phase else ""
+    lines = [f"**{job_result.status}**{where}"]
+    if job_result.peak_allocated_bytes and job_result.requested_bytes:
+        had, asked = format_bytes(job_result.peak_allocated_bytes), format_bytes(job_result.requested_bytes)
+        lines.append(f"{had} were allocated when a request for {asked} more failed.")
+    if job_result.message:
+        lines.append("\n".join(f"    {line}" for line in job_result.message.splitlines()))
+    note_on(trial.study, "\n\n".join(lines), trial=trial)
+
+
+def show_columns(trial: optuna.Trial, job_result: JobResult) -> None:
+    """Set user attributes of a training, which optuna-dashboard shows as columns."""
+    columns: dict[str, str | float | None] = {
+        "status": job_result.ended,
+        "wall seconds": round(job_result.wall_seconds, 1),
+        "peak MiB": mebibytes(job_result.peak_bytes),
+        "skipped steps": job_result.skipped_steps if job_result.scale is not None else None,
+    }
+    for name, value in columns.items():
+        if value is not None:
+            trial.set_user_attr(name, value)
+
+
+def mebibytes(size_bytes: int | None) -> float | None:
+    """Return a size in MiB, rounded for display."""
+    return round(size_bytes / _MEBIBYTE, 1) if size_bytes is not None else None
 
 
 class _ThreadedServer(ThreadingMixIn, WSGIServer):
@@ -37,6 +125,8 @@ class _Pictures:
 
     def open_reader(self, artifact_id: str) -> BinaryIO:
         """Return a plot, or answer 404: another error would become a 500."""
+        import bottle  # type: ignore[import-untyped]  # which optuna-dashboard is made with
+
         try:
             return self._open_plot(artifact_id)
         except FileNotFoundError as error:
@@ -44,6 +134,8 @@ class _Pictures:
 
     def write(self, artifact_id: str, content_body: BinaryIO) -> None:
         """Reject uploads."""
+        import bottle
+
         raise bottle.HTTPError(403, "Plots are read-only here. Add them to the run in MLflow.")
 
     def remove(self, artifact_id: str) -> None:

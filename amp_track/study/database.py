@@ -7,22 +7,28 @@ like the trial of a dead search worker.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
+import sqlalchemy
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from amp_track.records.errors import StoreFailed
 from amp_track.records.masking import masked, masked_within
+from amp_track.stores.addresses import StoreAddress
+from amp_track.stores.locks import store_lock
 from amp_track.study import optuna_internals
 from amp_track.workers import interrupts, liveness
 
@@ -41,6 +47,13 @@ _LIBPQ = {
     "tcp_user_timeout": 30_000,
 }
 """Detect an unreachable server within half a minute instead of the default two hours."""
+
+
+_LOCK_KEY = zlib.crc32(b"amp_track") >> 1
+"""The first half of the keys of these advisory locks, which PostgreSQL takes as signed numbers of 32 bits."""
+_HOLD_SECONDS = 60
+"""PostgreSQL ends the transaction of a holder that is stopped or unreachable after this time."""
+_LOCK_POLL_SECONDS, _SILENT_SECONDS = 0.05, 20
 
 
 @dataclass(frozen=True)
@@ -205,3 +218,51 @@ def _why_no_answer(error: BaseException | None) -> str | None:
             return masked_within(str(error.orig).strip().partition("\n")[0]) if is_lost else None
         error = error.__cause__ or error.__context__
     return None
+
+
+@contextlib.contextmanager
+def alone(url: str, part: str, *, storage: BaseStorage | None = None) -> Iterator[None]:
+    """Lock a block of code for one search worker: of this machine, or with PostgreSQL of all machines.
+
+    For a journal, the lock reaches as far as the file locks of its file system: with NFS 4 to all machines.
+
+    A search worker loses the lock after a minute, or when PostgreSQL is restarted.
+
+    Args:
+        url: the address of Optuna's storage.
+        part: the name of the block; blocks of other names are not locked.
+        storage: with PostgreSQL, waits for a database that does not answer; without it that is an error.
+    """
+    with store_lock(url, part=part), contextlib.ExitStack() as stack:
+        if StoreAddress.parse(url).kind == "server" and make_url(url).get_backend_name() == "postgresql":
+            patiently: Callable[[Callable[[], Connection]], Connection]
+            patiently = storage.patiently if isinstance(storage, SharedStorage) else lambda call: call()
+            stack.callback(_release, patiently(lambda: _locked_connection(url, part)))
+        yield
+
+
+def _locked_connection(url: str, part: str) -> Connection:
+    """Wait for the lock. It belongs to a transaction, so it works through connection poolers."""
+    connection = sqlalchemy.create_engine(url, poolclass=NullPool, **engine_arguments(url)).connect()
+    lock = sqlalchemy.select(sqlalchemy.func.pg_try_advisory_xact_lock(_LOCK_KEY, zlib.crc32(part.encode()) >> 1))
+    started, has_warned = time.monotonic(), False
+    try:
+        while not connection.scalar(lock):
+            connection.rollback()
+            interrupts.sleep(_LOCK_POLL_SECONDS)
+            if not has_warned and time.monotonic() - started > _SILENT_SECONDS:
+                has_warned = True
+                _log.warning("waiting for another search worker that is starting in %s", masked(url))
+        connection.execute(sqlalchemy.text(f"SET LOCAL idle_in_transaction_session_timeout = '{_HOLD_SECONDS}s'"))
+    except BaseException:
+        _release(connection)
+        raise
+    return connection
+
+
+def _release(connection: Connection) -> None:
+    """End the transaction and so the lock; an unreachable server releases it by itself."""
+    with contextlib.suppress(SQLAlchemyError):
+        connection.rollback()
+    with contextlib.suppress(SQLAlchemyError):
+        connection.close()

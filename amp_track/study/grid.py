@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.records.result import JobResult
-from amp_track.study import notes, optuna_internals, storage
+from amp_track.study import dashboard, optuna_internals, storage
 from amp_track.study.batch_sampler import POLL_SECONDS
 from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
@@ -69,7 +69,7 @@ def train_grid(
         _record(trial, point, distributions)
         job_result, run_id = run_training(trial, point)
         storage.remember(trial, job_result, run_id)
-        notes.show_columns(trial, job_result)
+        dashboard.show_columns(trial, job_result)
         return value(job_result)
 
     while missing := _without(points, [_point_of(trial) for trial in _finished(study, is_over)]):

@@ -17,9 +17,8 @@ from amp_track.records.errors import BadInput
 from amp_track.stores import sqlite_files
 from amp_track.stores.addresses import StoreAddress
 from amp_track.study import database, optuna_internals
-from amp_track.study.database import SharedStorage
+from amp_track.study.database import SharedStorage, alone
 from amp_track.study.journal import SharedJournal
-from amp_track.study.study_lock import alone
 
 Storage = SharedStorage | SharedJournal
 """A storage that several search workers share."""

@@ -5,7 +5,6 @@ Optuna has no public way for a sampler, or for another process, to write the att
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,6 +14,7 @@ import sqlalchemy
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._heartbeat import BaseHeartbeat as BaseHeartbeat  # for journals, too
 from optuna.storages._rdb import models
+from optuna.study._frozen import FrozenStudy as FrozenStudy
 from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
@@ -24,10 +24,6 @@ CALLED_BY_CACHE = frozenset({"_create_new_trial", "_set_trial_param", "_get_tria
 
 If it calls others, they do not wait for a database that is restarted, and `tests/integration/test_postgresql.py` fails.
 """
-
-
-_NOTE_PIECE = 2045
-"""Number of characters in each piece of a note."""
 
 
 def storage_of(study: optuna.Study) -> optuna.storages.BaseStorage:
@@ -55,12 +51,7 @@ def pareto_front(study: optuna.Study, trials: Sequence[FrozenTrial]) -> list[Fro
 
 
 def tables() -> set[str]:
-    """Return the names of Optuna's tables.
-
-    If `BaseModel` moves, no storage can be opened.
-    """
-    from optuna.storages._rdb import models
-
+    """Return the names of Optuna's tables. If `BaseModel` moves, no storage can be opened."""
     return set(models.BaseModel.metadata.tables)
 
 
@@ -73,89 +64,9 @@ def asked_params(trial: FrozenTrial) -> dict[str, Any]:
     return params
 
 
-def set_user_attr(study: optuna.Study, trial: FrozenTrial, name: str, value: Any) -> None:
-    """Set a user attribute of a trial from its sampler.
-
-    If `_trial_id` changes, a search worker cannot identify itself before it waits, and is considered dead.
-    """
-    storage_of(study).set_trial_user_attr(trial._trial_id, name, value)
-
-
-def claim(study: optuna.Study, trial: FrozenTrial, name: str, value: Any) -> None:
-    """Set a system attribute of a trial from its sampler.
-
-    If `_trial_id` changes, two search workers may probe the same batch.
-    """
-    storage_of(study).set_trial_system_attr(trial._trial_id, name, value)
-
-
-def claimed(trial: optuna.Trial, name: str) -> Any:
-    """Return a system attribute that the sampler has set on the running trial.
-
-    A trial reads its attributes only when it is created. If `_trial_id` changes, it does not know which job to run.
-    """
-    return trial.storage.get_trial(trial._trial_id).system_attrs[name]
-
-
-def keep(trial: optuna.Trial, name: str, value: Any) -> None:
-    """Set a system attribute of the running trial, which optuna-dashboard does not show.
-
-    If `_trial_id` changes, no trial has a job result.
-    """
-    trial.storage.set_trial_system_attr(trial._trial_id, name, value)
-
-
-def set_dashboard_constraint(trial: optuna.Trial, violation: float) -> None:
-    """Set the constraint in the older list, the only one that optuna-dashboard 0.21 reads.
-
-    If `_trial_id` or the name of the list changes, the dashboard shows an out-of-memory trial as feasible.
-    """
-    for name, value in dashboard_constraint(violation).items():
-        trial.storage.set_trial_system_attr(trial._trial_id, name, value)
-
-
-def dashboard_constraint(violation: float) -> dict[str, Any]:
-    """Return the same constraint as system attributes for a new trial."""
-    return {"constraints": [violation]}
-
-
 def study_id_of(study: optuna.Study) -> int:
-    """Return the id of a study in its storage.
-
-    If `_study_id` changes, no note can be written.
-    """
+    """Return the id of a study in its storage. If `_study_id` changes, no note can be written."""
     return study._study_id
-
-
-def write_note(storage: optuna.storages.BaseStorage, study_id: int, trial_id: int | None, text: str) -> None:
-    """Write the note that optuna-dashboard 0.21 shows, in pieces like its `save_note`, unless it is unchanged.
-
-    `save_note` is not used because the import of the package takes two seconds. If the names or the length of the
-    pieces change, the dashboard shows no note, and `tests/study/test_notes.py` fails.
-    """
-    prefix = "dashboard:" if trial_id is None else f"dashboard:{trial_id}:"
-    known = storage.get_study_system_attrs(study_id)
-    pieces = [text[start : start + _NOTE_PIECE] for start in range(0, len(text), _NOTE_PIECE)]
-    before = sum(name.startswith(f"{prefix}note_str:") for name in known)
-    pieces += [""] * (before - len(pieces))
-    written = {f"{prefix}note_str:{place}": piece for place, piece in enumerate(pieces)}
-    if all(known.get(name) == piece for name, piece in written.items()):
-        return
-    version = f"{prefix}note_ver"
-    for name, value in {version: known.get(version, 0) + 1, **written}.items():
-        storage.set_study_system_attr(study_id, name, value)
-
-
-def link_plot(storage: optuna.storages.BaseStorage, study_id: int, trial_id: int | None, run_id: str) -> None:
-    """Register the plot of an MLflow run as an artifact of a study, or of one of its finished trials.
-
-    Optuna's own function does not accept finished trials. If the names that optuna-dashboard 0.21 reads change, it
-    shows no plot, and `tests/integration/test_ui.py` fails.
-    """
-    name = f"artifacts:{run_id}" if trial_id is None else f"dashboard:artifacts:{trial_id}:{run_id}"
-    if name not in storage.get_study_system_attrs(study_id):
-        meta = {"artifact_id": run_id, "filename": "picture.png", "mimetype": "image/png", "encoding": None}
-        storage.set_study_system_attr(study_id, name, json.dumps(meta))
 
 
 def heartbeat_of(study: optuna.Study) -> BaseHeartbeat | None:
@@ -168,9 +79,10 @@ def heartbeat_of(study: optuna.Study) -> BaseHeartbeat | None:
 
 
 def id_of(trial: optuna.Trial | FrozenTrial) -> int:
-    """Return the id of a trial in its storage.
+    """Return the id of a trial in its storage, for what a sampler or another process writes to it.
 
-    If `_trial_id` changes, trials have no heartbeats, and no search worker can run one.
+    If `_trial_id` changes, no search worker can run a trial: it can neither identify itself, claim a job, store its
+    result nor send heartbeats.
     """
     return trial._trial_id
 

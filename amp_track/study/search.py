@@ -11,16 +11,18 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
+from pydantic import TypeAdapter
 
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
 from amp_track.results.trial_row import TrialRow
-from amp_track.study import notes, optuna_internals, storage
+from amp_track.study import dashboard, optuna_internals, storage
 from amp_track.study.batch_sampler import POLL_SECONDS
 from amp_track.study.max_batches import memory_violation
 from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
 
+_NUMBER = TypeAdapter(float)
 _SEEDS_APART = 1000
 """Difference between the sampler seeds of consecutive trials."""
 
@@ -132,7 +134,7 @@ def train_inside(
         known = _known(next((earlier for earlier in complete if earlier.params == trial.params), None))
         job_result, run_id = known or run_training(trial, chosen, len(complete))
         storage.remember(trial, job_result, run_id)
-        notes.show_columns(trial, job_result)
+        dashboard.show_columns(trial, job_result)
         violation, metric = _violation_and_metric(job_result, job)
         storage.constrain(trial, "trains", violation)
         if metric is not None:
@@ -195,7 +197,7 @@ def _result_of(trial: FrozenTrial) -> TrialRow:
         number=trial.number,
         precision=storage.param_of(trial, "precision"),
         batch_size=storage.param_of(trial, "batch_size"),
-        learning_rate=storage.learning_rate_of(trial),
+        learning_rate=storage.read(_NUMBER, trial.user_attrs.get(storage.LEARNING_RATE), f"trial {trial.number}", "lr"),
         job_result=storage.measured(trial),
         run_id=storage.run_id_of(trial),
     )

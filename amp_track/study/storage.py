@@ -1,4 +1,4 @@
-"""Open studies, and write and read their trials.
+"""List and open the studies of a storage, and write and read their trials.
 
 Only one process at a time creates a study. A study keeps the settings that it was created with, and trials whose
 process has died do not stay RUNNING.
@@ -7,10 +7,12 @@ process has died do not stay RUNNING.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import optuna
@@ -21,23 +23,27 @@ from pydantic import Field, Json, TypeAdapter, ValidationError
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.result import JobResult
 from amp_track.stores.locks import store_lock
-from amp_track.study import notes, optuna_internals
-from amp_track.study.database import WORKER
-from amp_track.study.opening import Storage
-from amp_track.study.study_lock import alone
+from amp_track.study import dashboard, optuna_internals
+from amp_track.study.database import WORKER, alone
+from amp_track.study.opening import Storage, reading
 from amp_track.workers import liveness
 
 Direction = Literal["minimize", "maximize"]
 """The direction of an objective, as Optuna names it."""
 Value = TypeVar("Value")
 _SETTINGS, JOB_RESULT, RUN_ID, LEARNING_RATE = "settings", "job_result", "mlflow_run_id", "learning_rate"
-PARENT_RUN_ID, FREE_BYTES, _COMMAND = "mlflow_parent_run_id", "free_bytes", "command"
+PARENT_RUN_ID, FREE_BYTES, COMMAND = "mlflow_parent_run_id", "free_bytes", "command"
 VERSION_ATTRIBUTE, VERSION = "amp_track_version", 1
 """The version of everything that a study stores, the choices of its params included. Increase it with any change."""
 _JOB_RESULTS: TypeAdapter[JobResult] = TypeAdapter(Json[JobResult])
 _SETTINGS_AS_JSON: TypeAdapter[dict[str, str]] = TypeAdapter(Json[dict[str, str]])
 _BYTES = TypeAdapter(Annotated[int, Field(strict=True, ge=0)])
-_TEXT, _NUMBER = TypeAdapter(str), TypeAdapter(float)
+_TEXT = TypeAdapter(str)
+PARTS = ("max-batch", "train", "seeds", "compare")
+"""The parts of a study NAME, in the order in which they are created: NAME/max-batch, NAME/train, …"""
+_NEAREST = 3
+"""How many names an error lists."""
+_FINISHED = tuple(state for state in TrialState if state.is_finished())
 _MOST_JOB_RESULTS = 10_000
 """Number of parsed job results that are kept in memory."""
 
@@ -225,9 +231,10 @@ def bury(study: optuna.Study, trial: FrozenTrial) -> None:
 
 def remember(trial: optuna.Trial, job_result: JobResult, run_id: str) -> None:
     """Store the job result with the trial: the study is then enough to resume and to report."""
-    optuna_internals.keep(trial, JOB_RESULT, json.dumps(dataclasses.asdict(job_result)))
+    text = json.dumps(dataclasses.asdict(job_result))
+    trial.storage.set_trial_system_attr(optuna_internals.id_of(trial), JOB_RESULT, text)  # no column of the dashboard
     if not job_result.fits:
-        notes.note_failure(trial, job_result)
+        dashboard.note_failure(trial, job_result)
     if trial.user_attrs.get(RUN_ID) != run_id:  # often known already, and each attribute is a commit
         trial.set_user_attr(RUN_ID, run_id)
 
@@ -260,15 +267,10 @@ def _parsed_job_result(text: str) -> JobResult:
     return read(_JOB_RESULTS, text, "a trial", JOB_RESULT)
 
 
-def parent_run_id_of(study: optuna.Study) -> str | None:
+def parent_run_id_of(study: optuna.Study | optuna_internals.FrozenStudy) -> str | None:
     """Return the id of the MLflow parent run of a study; None if it has none yet."""
-    return parent_run_id(study.study_name, study.user_attrs)
-
-
-def parent_run_id(name: str, user_attributes: Mapping[str, Any]) -> str | None:
-    """Return the id of the MLflow parent run from the name and user attributes of a study."""
-    stored = user_attributes.get(PARENT_RUN_ID)
-    return None if stored is None else read(_TEXT, stored, name, PARENT_RUN_ID)
+    stored = study.user_attrs.get(PARENT_RUN_ID)
+    return None if stored is None else read(_TEXT, stored, study.study_name, PARENT_RUN_ID)
 
 
 def free_bytes_of(study: optuna.Study) -> int | None:
@@ -277,27 +279,17 @@ def free_bytes_of(study: optuna.Study) -> int | None:
     return None if stored is None else read(_BYTES, stored, study.study_name, FREE_BYTES)
 
 
-def remember_command(study: optuna.Study, command_as_json: str) -> None:
-    """Store the command of a study, so that it can be reported without its workload."""
-    study.set_user_attr(_COMMAND, command_as_json)
-
-
 def command_of(study: optuna.Study, adapter: TypeAdapter[Value]) -> Value | None:
     """Return the stored command, validated by `adapter`; None if the study is just being created.
 
     Raises:
         BadInput: another version of amp-track has created the study.
     """
-    stored = study.user_attrs.get(_COMMAND)
+    stored = study.user_attrs.get(COMMAND)
     if stored is None:
         return None
     check_version(study.study_name, study.user_attrs)
-    return read(adapter, stored, study.study_name, _COMMAND)
-
-
-def learning_rate_of(trial: FrozenTrial) -> float:
-    """Return the learning rate of a trial of a search."""
-    return read(_NUMBER, trial.user_attrs.get(LEARNING_RATE), f"trial {trial.number}", LEARNING_RATE)
+    return read(adapter, stored, study.study_name, COMMAND)
 
 
 def run_id_of(trial: FrozenTrial) -> str:
@@ -311,7 +303,8 @@ def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
     It is stored twice, because optuna-dashboard 0.21 reads only the older list.
     """
     trial.set_constraint(name, violation)
-    optuna_internals.set_dashboard_constraint(trial, violation)
+    for attribute, value in dashboard.constraint(violation).items():
+        trial.storage.set_trial_system_attr(optuna_internals.id_of(trial), attribute, value)
 
 
 def is_measured(study: optuna.Study, trial: FrozenTrial) -> bool:
@@ -348,3 +341,82 @@ def finished_trials(study: optuna.Study, *others: str) -> dict[str, dict[int, bo
         }
         for each in studies
     }
+
+
+def parts_by_study(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of the parts of each study in Optuna, in the order of `PARTS`, by NAME.
+
+    Args:
+        names: the names of all studies of a storage; those of other programs are left out.
+    """
+    found: dict[str, list[str]] = {}
+    for name in names:
+        study, _, part = name.partition("/")
+        if part.partition("/")[0] in PARTS:
+            found.setdefault(study, []).append(name)
+    order = {part: number for number, part in enumerate(PARTS)}
+    return {study: sorted(parts, key=lambda name: (order[name.split("/")[1]], name)) for study, parts in found.items()}
+
+
+def known_study(asked: str, known: Iterable[str], *, storage: str, flag: str = "STUDY") -> str:
+    """Return the name of an existing study; accept a part of it, such as NAME/max-batch.
+
+    Args:
+        asked: the name that the user typed.
+        known: the names of the existing studies.
+        storage: the storage address, without a password.
+        flag: the flag or argument that the user typed it for.
+
+    Raises:
+        BadInput: there is no such study. The message lists the nearest names.
+    """
+    names = list(known)
+    study = asked.partition("/")[0]
+    if study in names:
+        return study
+    if not names:
+        raise BadInput(f"{flag}: got {asked}, but {storage} holds no studies. Create one with amp-track max-batch.")
+    nearest = difflib.get_close_matches(study, names, n=_NEAREST, cutoff=0.0)
+    raise BadInput(
+        f"{flag}: got {asked}, expected a study in {storage}, such as {', '.join(nearest)}. Use one of its studies, "
+        "or another --storage."
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a study, such as NAME/max-batch, as Optuna knows it."""
+
+    name: str
+    study_id: int
+    parent_run_id: str | None
+    """The id of the study's MLflow parent run, if this part has stored it."""
+
+
+def studies(url: str) -> dict[str, tuple[Part, ...]]:
+    """Return the parts of each study of a storage, in the order in which they are created, by NAME. Write nothing.
+
+    Args:
+        url: the storage address, already checked.
+
+    Raises:
+        BadInput: there is no storage yet, or another version of Optuna created it.
+    """
+    with reading(url) as storage:
+        known = {study.study_name: study for study in storage.get_all_studies()}
+        return {
+            name: tuple(
+                Part(part, storage.get_study_id_from_name(part), parent_run_id_of(known[part])) for part in parts
+            )
+            for name, parts in parts_by_study(known).items()
+        }
+
+
+def have_measured(url: str, parts: Iterable[Part]) -> bool:
+    """Return whether any trial of these parts of a study has a job result. Raise BadInput if there is no storage."""
+    with reading(url) as storage:
+        return any(
+            job_result_of(trial) is not None
+            for part in parts
+            for trial in storage.get_all_trials(part.study_id, deepcopy=False, states=_FINISHED)
+        )

@@ -13,8 +13,9 @@ from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.stores.addresses import StoreAddress
-from amp_track.tracking import environment, mlflow_internals, views
+from amp_track.tracking import environment, mlflow_internals
 from amp_track.tracking.client import hush, open_client
+from amp_track.tracking.writes import view_tag
 
 
 class Lookup:
@@ -50,7 +51,7 @@ class Lookup:
 
     def has_view(self, experiment_id: str, run_id: str) -> bool:
         """Return whether the store has the charts of a study; older versions did not create them."""
-        return views.tag_name(run_id) in self._client.get_experiment(experiment_id).tags
+        return view_tag(run_id) in self._client.get_experiment(experiment_id).tags
 
     def experiment_of_new_runs(self) -> str | None:
         """Return the id of the experiment of new runs; None if it does not exist yet."""

@@ -81,7 +81,6 @@ class Outbox:
         self._database = sqlite3.connect(url, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False)
         try:
             self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._database.execute("PRAGMA trusted_schema = OFF")  # the folder may come from somebody else
             self._database.execute("BEGIN EXCLUSIVE")
             self._database.execute("COMMIT")
         except BaseException:
@@ -116,6 +115,9 @@ class Outbox:
                 outbox = cls(file.parent, "rw")
                 with ExitStack() as stack:
                     stack.callback(outbox._database.close)
+                    schema = outbox._database.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+                    if {sql for (sql,) in schema} != set(_TABLES):  # the folder may come from somebody else
+                        continue
                     if outbox._database.execute("SELECT server FROM outbox").fetchone() == (server,):
                         stack.pop_all()
                         found.append((made.st_ctime, outbox))
@@ -142,18 +144,19 @@ class Outbox:
         file = writes.file_of(write)
         if isinstance(write, LogFile | LogCheckpoint):
             write = dataclasses.replace(write, file=Path(write.file).name)
-        replaced: list[int] = []
         with self._lock:
             with self._changing() as database:
                 row = run, write.kind, json.dumps(dataclasses.asdict(write))
                 number = database.execute("INSERT INTO writes (run, kind, write) VALUES (?, ?, ?)", row).lastrowid
                 assert number is not None
                 if file is not None:
-                    self._keep_file(number, file, takes=takes)
-                if isinstance(write, LogCheckpoint):
-                    replaced = self._replaced_checkpoints(run)
-                    database.executemany("DELETE FROM writes WHERE number = ?", [(number,) for number in replaced])
-            self._delete_files(replaced)
+                    kept = self._files_of(number) / file.name
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    (shutil.move if takes else shutil.copyfile)(file, kept)
+                    with kept.open("rb") as stream:
+                        os.fsync(stream.fileno())
+            if isinstance(write, LogCheckpoint):
+                self._delete(self._replaced_checkpoints(run))
 
     def entries(self, most: int) -> list[Entry]:
         """Return the oldest waiting writes. Reject those that cannot be read."""
@@ -171,9 +174,7 @@ class Outbox:
     def remove(self, numbers: Sequence[int]) -> None:
         """Delete delivered writes."""
         with self._lock:
-            with self._changing() as database:
-                database.executemany("DELETE FROM writes WHERE number = ?", [(number,) for number in numbers])
-            self._delete_files(numbers)
+            self._delete(numbers)
 
     def reject(self, number: int) -> Path | None:
         """Move a rejected write to another folder, and return the folder; None if the write no longer waits."""
@@ -220,6 +221,12 @@ class Outbox:
                 ) from error
             raise
 
+    def _delete(self, numbers: Sequence[int]) -> None:
+        with self._changing() as database:
+            database.executemany("DELETE FROM writes WHERE number = ?", [(number,) for number in numbers])
+        for number in numbers:  # afterwards: a write without its file would be rejected
+            shutil.rmtree(self._files_of(number), ignore_errors=True)
+
     def _replaced_checkpoints(self, run: str) -> list[int]:
         """Return the numbers of the checkpoints of a run that newer ones replace: a server may be down for a day."""
         replaced, has_last, has_best = [], False, False
@@ -231,27 +238,14 @@ class Outbox:
             has_last, has_best = has_last or write["is_last"], has_best or write["is_best"]
         return replaced
 
-    def _keep_file(self, number: int, file: Path, *, takes: bool) -> None:
-        kept = self._files_of(number) / file.name
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        if takes:
-            shutil.move(file, kept)
-        else:
-            shutil.copyfile(file, kept)
-        with kept.open("rb") as stream:
-            os.fsync(stream.fileno())
-
     def _with_path(self, number: int, write: Write) -> Write:
         """Return the write with the path of its file, which must be in this outbox."""
         if not isinstance(write, LogFile | LogCheckpoint):
             return write
-        if write.file != Path(write.file).name:
-            raise ValueError(f"got the path {write.file!r}, expected a name")
-        return dataclasses.replace(write, file=str(self._files_of(number) / write.file))
-
-    def _delete_files(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            shutil.rmtree(self._files_of(number), ignore_errors=True)
+        file = self._files_of(number) / write.file
+        if file.resolve() != self.folder.resolve() / file.relative_to(self.folder):
+            raise ValueError(f"got the path {write.file!r}, expected a file of this outbox")
+        return dataclasses.replace(write, file=str(file))
 
     def _files_of(self, number: int) -> Path:
         return self.folder / _FILES / f"{number:09}"
@@ -388,7 +382,10 @@ class Sender:
             write = merged
             numbers.append(entry.number)
         try:
-            self._deliver(outbox, run, write)
+            if isinstance(write, CreateRun):
+                self._create(outbox, run, write)
+            elif not isinstance(write, GoOn) or outbox is self._own:  # runs of a dead process do not continue
+                writes.apply(self._client, self.id_of(run), write)
         except Exception as error:
             if not outbox.holds(number):  # a newer checkpoint has replaced it
                 self._doubts = 0
@@ -399,24 +396,18 @@ class Sender:
             self._doubts = 0
             if len(numbers) > 1:
                 self._alone = len(numbers)
-            elif (folder := outbox.reject(number)) is not None:
-                self._note_rejected(folder, error)
+            elif (folder := outbox.reject(number)) is not None and not self._has_rejected:
+                self._has_rejected = True
+                _log.warning("%s rejected records, which are kept in %s: %s", self._address, folder, reason_of(error))
             return False
         self._doubts, self._alone = 0, max(self._alone - 1, 0)
         outbox.remove(numbers)
         return True
 
-    def _deliver(self, outbox: Outbox, run: str, write: Write) -> None:
-        if isinstance(write, CreateRun):
-            self._create(outbox, run, write)
-        elif not isinstance(write, GoOn) or outbox is self._own:  # runs of a dead process do not continue
-            writes.apply(self._client, self.id_of(run), write)
-
     def _create(self, outbox: Outbox, key: str, write: CreateRun) -> None:
         """Create a run only once, although the answer to an earlier attempt may be lost."""
-        run_id = None
-        if outbox is not self._own or key in self._may_be_made:
-            run_id = find_by_key(self._client, write.experiment_id, key)
+        may_be_made = outbox is not self._own or key in self._may_be_made
+        run_id = find_by_key(self._client, write.experiment_id, key) if may_be_made else None
         if run_id is None:
             self._may_be_made.add(key)
             write = dataclasses.replace(write, tags=write.tags | {_KEY_TAG: key})
@@ -440,11 +431,6 @@ class Sender:
         if self._said_down is not None and time.monotonic() - self._said_down > _SETTLED_SECONDS:
             self._said_down = None
             _log.warning("%s accepts records again: sending %d that were waiting", self._address, self._waiting())
-
-    def _note_rejected(self, folder: Path, error: Exception) -> None:
-        if not self._has_rejected:
-            self._has_rejected = True
-            _log.warning("%s rejected records, which are kept in %s: %s", self._address, folder, reason_of(error))
 
 
 def is_key(run: str) -> bool:

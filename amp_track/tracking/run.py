@@ -71,7 +71,8 @@ class Run:
         self._started_ms = (existing.info.start_time or 0) if existing is not None else started_ms
         """The clock may have been set back since the start."""
         self._artifact_uri = str(existing.info.artifact_uri) if existing is not None else ""
-        self._on_record: dict[str, dict[int, float]] = {}
+        self.on_record: Mapping[str, Mapping[int, float]] = {}
+        """The metrics that a resumed run had logged before, by step or epoch. Empty for a new run."""
         self._diagnosed: list[LayerGradients] = []
 
         self.has_checkpoint = False
@@ -84,7 +85,7 @@ class Run:
 
     def metric(self, name: str, value: float | None, step: int = 0) -> None:
         """Buffer a metric. Skip None, and a value that a resumed run has already logged."""
-        if value is not None and not _is_same(self._on_record.get(name, {}).get(step), value):
+        if value is not None and not _is_same(self.on_record.get(name, {}).get(step), value):
             self._metrics.append((name, float(value), now_ms(), step))
 
     def params(self, params: dict[str, str]) -> None:
@@ -158,22 +159,17 @@ class Run:
     def dataset(self, inspection: Inspection) -> None:
         """Log the training and evaluation data sets."""
         source = json.dumps({"workload": inspection.workload_name, "digest": inspection.workload_digest})
-        self._write(
-            LogDatasets(
-                datasets={
-                    context: DatasetRow(
-                        name=f"{inspection.workload_name}-{context}",
-                        digest=inspection.dataset_digest,
-                        source=source,
-                        profile=json.dumps({"num_rows": samples}),
-                    )
-                    for context, samples in (
-                        ("train", inspection.training_samples),
-                        ("eval", inspection.evaluation_samples),
-                    )
-                }
+        samples = {"train": inspection.training_samples, "eval": inspection.evaluation_samples}
+        datasets = {
+            context: DatasetRow(
+                name=f"{inspection.workload_name}-{context}",
+                digest=inspection.dataset_digest,
+                source=source,
+                profile=json.dumps({"num_rows": rows}),
             )
-        )
+            for context, rows in samples.items()
+        }
+        self._write(LogDatasets(datasets=datasets))
 
     def text(self, file: str, text: str) -> None:
         """Store a text as an artifact."""
@@ -238,15 +234,10 @@ class Run:
             if known.get(name) != value
         }
 
-    @property
-    def on_record(self) -> Mapping[str, Mapping[int, float]]:
-        """The metrics that a resumed run had logged before, by step or epoch. Empty for a new run."""
-        return self._on_record
-
-    def resume(self, on_record: dict[str, dict[int, float]]) -> None:
+    def resume(self, on_record: Mapping[str, Mapping[int, float]]) -> None:
         """Set the logged metrics of this run: the resumed training repeats the steps after its checkpoint."""
         self.has_checkpoint = True
-        self._on_record = on_record
+        self.on_record = on_record
 
 
 def _is_same(known: float | None, value: float) -> bool:

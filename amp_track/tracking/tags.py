@@ -1,4 +1,7 @@
-"""Log the tags and params that describe a run: job, device, versions, data and the workload's commit."""
+"""Log the tags and params that describe a run: job, device, versions, data, the workload's commit and its process.
+
+The process identifies the runs that are RUNNING although it has died.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,20 @@ import functools
 import importlib.metadata
 import json
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
+
+from mlflow.entities import Run as StoredRun
 
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.config.values import PRECISION_COLORS
-from amp_track.tracking import stale_runs
 from amp_track.tracking.run import Run
+from amp_track.workers import liveness
+
+PROCESS = "amp_track.process"
+"""The tag that identifies the process that writes a run."""
+_PARENT = "mlflow.parentRunId"
 
 DIGEST_TAG, IMPORTS_TAG = "amp_track.workload_digest", "amp_track.workload_imports"
 
@@ -72,7 +81,7 @@ def _source_tags(inspection: Inspection) -> dict[str, str]:
 
 
 def _resumable_tags(job: Job) -> dict[str, str]:
-    return stale_runs.process_tag() | {"amp_track.job": job.as_json()}
+    return process_tag() | {"amp_track.job": job.as_json()}
 
 
 @functools.cache
@@ -99,3 +108,31 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
+
+
+def process_tag() -> dict[str, str]:
+    """Return the tag that identifies this process as the writer of a run."""
+    return {PROCESS: json.dumps(liveness.this_process())}
+
+
+def stale_runs(running: Sequence[StoredRun]) -> list[StoredRun]:
+    """Return the RUNNING runs of an experiment whose process is known to be dead.
+
+    This is unknown for a process on another machine or in another container. The run of a study is alive as long as one
+    of its search workers is.
+    """
+    stale = [run for run in running if _is_gone(run)]
+    ids = {run.info.run_id for run in stale}
+    at_work = {run.data.tags.get(_PARENT) for run in running if run.info.run_id not in ids}
+    return [run for run in stale if run.info.run_id not in at_work]
+
+
+def is_at_work(run: StoredRun) -> bool:
+    """Return whether the process of a run is alive on this machine."""
+    process = run.data.tags.get(PROCESS)
+    return process is not None and liveness.is_at_work(json.loads(process))
+
+
+def _is_gone(run: StoredRun) -> bool:
+    process = run.data.tags.get(PROCESS)
+    return process is not None and liveness.is_gone(json.loads(process))

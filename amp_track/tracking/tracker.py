@@ -25,11 +25,11 @@ from amp_track.records.events import PLOTS
 from amp_track.records.result import JobStatus
 from amp_track.stores import addresses, sqlite_files
 from amp_track.stores.locks import store_lock
-from amp_track.tracking import checkpoints, environment, mlflow_internals, stale_runs
+from amp_track.tracking import checkpoints, environment, mlflow_internals
 from amp_track.tracking.client import hush, open_client, reason_of
 from amp_track.tracking.outbox import Sender, find_by_key, is_key, sink_for
 from amp_track.tracking.run import Run
-from amp_track.tracking.tags import DIGEST_TAG, IMPORTS_TAG
+from amp_track.tracking.tags import DIGEST_TAG, IMPORTS_TAG, PROCESS, is_at_work, process_tag, stale_runs
 from amp_track.tracking.writes import CreateRun, ResumeRun, create, killed, now_ms, set_clock
 from amp_track.workers import interrupts, liveness
 
@@ -120,7 +120,7 @@ class Tracker:
             parent: the parent run.
         """
         # The process tag first: later commands use it to find stale RUNNING runs.
-        run = self._open(name, tags | stale_runs.process_tag(), run_id, parent)
+        run = self._open(name, tags | process_tag(), run_id, parent)
         self._open_runs += 1
         status = "FAILED"
         try:
@@ -156,7 +156,7 @@ class Tracker:
             return self._opened_again(run_id, tags)
         if parent is not None:
             tags = tags | {"mlflow.parentRunId": parent.run_id}
-            parent.go_on(stale_runs.process_tag())
+            parent.go_on(process_tag())
         experiment_id = parent.experiment_id if parent is not None else self._experiment_id
         tags = mlflow_internals.context_tags() | tags
         write = CreateRun(experiment_id=experiment_id, name=name, tags=tags, start_time_ms=now_ms())
@@ -210,7 +210,7 @@ class Tracker:
         tags = run.data.tags
         if tags.get("amp_track.kind") != "train" or "amp_track.job" not in tags:
             raise BadInput(f"--resume: run {run_id} was not created by amp-track train. Use the id of a run that was.")
-        process = json.loads(tags[stale_runs.PROCESS])
+        process = json.loads(tags[PROCESS])
         if run.info.status == "RUNNING" and not liveness.is_gone(process):
             raise BadInput(
                 f"--resume: process {process['pid']} on {process['host']} is still training run {run_id}. Stop it "
@@ -241,11 +241,12 @@ class Tracker:
         """Download the plots of the workload into `folder` and return them by name; empty without any."""
         if not self._sink.drain() or not self.exists(run_id):
             return {}
-        files = [item.path for item in self._ask(lambda: self._client.list_artifacts(run_id, PLOTS))]
-        return {Path(file).stem: Path(self._download(run_id, file, folder)) for file in files}
 
-    def _download(self, run_id: str, file: str, folder: Path) -> str:
-        return str(self._ask(lambda: self._client.download_artifacts(run_id, file, str(folder))))
+        def download() -> list[str]:
+            files = [item.path for item in self._client.list_artifacts(run_id, PLOTS)]
+            return [str(self._client.download_artifacts(run_id, file, str(folder))) for file in files]
+
+        return {Path(file).stem: Path(file) for file in self._ask(download)}
 
     def id_of(self, run_id: str, experiment_id: str) -> str:
         """Return the id of a run of an experiment that was made when a server was down, if it has made it since."""
@@ -287,7 +288,7 @@ class Tracker:
         orphans = [
             run
             for run in self._children(parent_run_id, "attributes.status = 'RUNNING'")
-            if _trial_of(run, finished_trials) is not None and not stale_runs.is_at_work(run)
+            if _trial_of(run, finished_trials) is not None and not is_at_work(run)
         ]
         if not all(is_measured for of_study in finished_trials.values() for is_measured in of_study.values()):
             finished = self._children(parent_run_id, "attributes.status = 'FINISHED'")
@@ -311,7 +312,7 @@ class Tracker:
     def _end_abandoned(self, experiment_id: str) -> int:
         """End the runs of an experiment whose process has died as KILLED. Return their number."""
         running = self._ask(lambda: self._client.search_runs([experiment_id], "attributes.status = 'RUNNING'"))
-        gone = stale_runs.among(running)
+        gone = stale_runs(running)
         for run in gone:
             self._kill(run)
         return len(gone)

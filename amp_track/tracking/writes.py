@@ -7,21 +7,27 @@ repeated tags, params, artifacts and ends of runs replace each other. Only the c
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import mlflow
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from amp_track.records import metrics
 from amp_track.records.events import CheckpointWritten
 from amp_track.records.result import JobStatus
-from amp_track.tracking import checkpoints, views
+from amp_track.tracking import checkpoints
 
 METRICS_PER_BATCH, PARAMS_PER_BATCH, TAGS_PER_BATCH = 800, 100, 100
 """Limits of one log_batch in MLflow: 100 params, 100 tags and 1,000 entries in total."""
+
+_SECTION, _MOST_RUNS = "amp_track", 100
+"""The section of the charts in MLflow's UI, and the maximum number of runs in one chart."""
 
 MetricRow = tuple[str, float, int, int]
 """Name, value, time in milliseconds since 1970, and step."""
@@ -159,9 +165,8 @@ def killed(started_ms: int) -> tuple[Write, ...]:
         started_ms: the start of the run, which may be later than now if the clock was set back.
     """
     end_time_ms = max(now_ms(), started_ms)
-    return LogBatch(tags={"amp_track.status": str(JobStatus.INTERRUPTED)}), EndRun(
-        status="KILLED", end_time_ms=end_time_ms
-    )
+    tags = {"amp_track.status": str(JobStatus.INTERRUPTED)}
+    return LogBatch(tags=tags), EndRun(status="KILLED", end_time_ms=end_time_ms)
 
 
 def create(client: mlflow.MlflowClient, write: CreateRun) -> mlflow.entities.Run:
@@ -189,7 +194,8 @@ def apply(client: mlflow.MlflowClient, run_id: str, write: Write) -> None:
                 tags=[RunTag(name, value) for name, value in write.tags.items()],
             )
         case LogDatasets():
-            _log_datasets(client, run_id, write)
+            datasets = [_dataset_input(context, row) for context, row in write.datasets.items()]
+            _twice(client.log_inputs, run_id, datasets=datasets)
         case LogText():
             client.log_text(run_id, write.text, write.path)
         case LogFile():
@@ -201,7 +207,8 @@ def apply(client: mlflow.MlflowClient, run_id: str, write: Write) -> None:
                 CheckpointWritten(file=write.file, step=write.step, is_last=write.is_last, is_best=write.is_best),
             )
         case KeepView():
-            _keep_view(client, run_id, write)
+            view = trainings_view(run_id, batches_differ=write.batches_differ)
+            _twice(client.set_experiment_tag, write.experiment_id, view_tag(run_id), view)
         case EndRun():
             client.set_terminated(run_id, write.status, write.end_time_ms)
 
@@ -216,31 +223,66 @@ def merged(first: Write, second: Write) -> LogBatch | None:
     if not isinstance(first, LogBatch) or not isinstance(second, LogBatch):
         return None
     params, tags = first.params | second.params, first.tags | second.tags
-    metrics = [*first.metrics, *second.metrics]
-    if len(metrics) > METRICS_PER_BATCH or len(params) > PARAMS_PER_BATCH or len(tags) > TAGS_PER_BATCH:
+    rows = [*first.metrics, *second.metrics]
+    if len(rows) > METRICS_PER_BATCH or len(params) > PARAMS_PER_BATCH or len(tags) > TAGS_PER_BATCH:
         return None
-    return LogBatch(metrics=metrics, params=params, tags=tags)
+    return LogBatch(metrics=rows, params=params, tags=tags)
 
 
-def _keep_view(client: mlflow.MlflowClient, run_id: str, write: KeepView) -> None:
-    tag = views.tag_name(run_id), views.of_trainings(run_id, batches_differ=write.batches_differ)
+def _twice(call: Callable[..., object], *arguments: object, **keywords: object) -> None:
+    """Call again after an error: if two search workers create a tag or a data set at the same time, one fails."""
     try:
-        client.set_experiment_tag(write.experiment_id, *tag)
+        call(*arguments, **keywords)
     except mlflow.exceptions.MlflowException:
-        # If two search workers create the tag at the same time, one fails; its second attempt replaces the tag.
-        client.set_experiment_tag(write.experiment_id, *tag)
+        call(*arguments, **keywords)
 
 
-def _log_datasets(client: mlflow.MlflowClient, run_id: str, write: LogDatasets) -> None:
-    inputs = [
-        DatasetInput(
-            Dataset(name=row.name, digest=row.digest, source_type="code", source=row.source, profile=row.profile),
-            [InputTag("mlflow.data.context", context)],
-        )
-        for context, row in write.datasets.items()
+def _dataset_input(context: str, row: DatasetRow) -> DatasetInput:
+    dataset = Dataset(name=row.name, digest=row.digest, source_type="code", source=row.source, profile=row.profile)
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
+
+
+def view_tag(run_id: str) -> str:
+    """Return the name of the experiment's tag that holds the view of the trainings of a study.
+
+    A "shared view" of MLflow's UI defines charts, and has a URL. It is not part of MLflow's API: its names are the same
+    in the UI of all releases from 3.10 to 3.18. If they change, the URL shows the default charts of all runs. A URL
+    with a filter shows no view, so the filter is part of the view, and each study has one view.
+    """
+    return f"mlflow.sharedViewState.{run_id}"
+
+
+def trainings_view(run_id: str, *, batches_differ: bool) -> str:
+    """Return the view of the trainings under a study's run: speed and memory first, then the loss.
+
+    Args:
+        run_id: the id of the study's run.
+        batches_differ: whether to plot over the batch size instead of bars.
+    """
+    speed, memory, seconds = "throughput/samples_per_s", "memory/max_reserved_mib", "time/wall_s"
+
+    def scatter(across: str, kind: str, up: str) -> dict[str, Any]:
+        return {"type": "SCATTER", "xaxis": {"key": across, "type": kind}, "yaxis": {"key": up, "type": "METRIC"}}
+
+    charts = [
+        scatter("batch_size", "PARAM", name) if batches_differ else {"type": "BAR", "metricKey": name}
+        for name in (speed, memory)
     ]
-    try:
-        client.log_inputs(run_id, datasets=inputs)
-    except mlflow.exceptions.MlflowException:
-        # If two search workers log a new data set at the same time, one fails; its second attempt finds the row.
-        client.log_inputs(run_id, datasets=inputs)
+    charts.append(scatter(seconds, "METRIC", metrics.EVAL_LOSS))
+    shown = {"deleted": False, "isGenerated": False, "runsCountToCompare": _MOST_RUNS}
+    return json.dumps(
+        {
+            "searchFilter": f"tags.`mlflow.parentRunId` = '{run_id}' AND tags.`amp_track.kind` = 'train'",
+            "orderByKey": f"metrics.`{speed}`",  # by time, the UI folds children under their parent
+            "orderByAsc": False,
+            "runsHiddenMode": "SHOWALL",  # the default is ten
+            "compareRunCharts": [
+                {"uuid": f"{_SECTION}-{number}", "metricSectionId": _SECTION, **shown, **chart}
+                for number, chart in enumerate(charts)
+            ],
+            "compareRunSections": [
+                {"uuid": _SECTION, "name": "Speed, memory, loss", "display": True, "isReordered": False}
+            ],
+            "isAccordionReordered": True,
+        }
+    )

@@ -21,8 +21,8 @@ from support import DIGITS, request
 from amp_track.commands.max_batch import max_batch
 from amp_track.config.job import Job
 from amp_track.records import masking
+from amp_track.study.database import alone
 from amp_track.study.opening import open_storage
-from amp_track.study.study_lock import alone
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
 FIT = ["max-batch", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--json"]
@@ -171,7 +171,7 @@ def test_a_trial_whose_making_has_no_answer_is_failed(server: Server, url: str) 
 
 _TWO = """
 import sys
-from amp_track.study.study_lock import alone
+from amp_track.study.database import alone
 print("asks", flush=True)
 with alone(sys.argv[1], "run"):
     print("is alone", flush=True)
@@ -194,7 +194,7 @@ def test_a_block_is_for_one_worker_of_all_machines_until_it_has_been_stopped_for
         assert select.select([waiting.stdout], [], [], 1.0)[0] == [], "it waits"
         waiting.kill()
     with monkeypatch.context() as patch:
-        patch.setattr("amp_track.study.study_lock._HOLD_SECONDS", 1)
+        patch.setattr("amp_track.study.database._HOLD_SECONDS", 1)
         with alone(url, "run"):
             done = subprocess.run(command, stdout=pipe, text=True, env=other_machine, timeout=60)
     assert done.stdout.splitlines() == ["asks", "is alone"]

@@ -10,7 +10,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from amp_track.study import database, opening, optuna_internals, storage
+from amp_track.study import database, opening, storage
 from amp_track.workers.liveness import this_process
 
 URL = "sqlite:///optuna.db"
@@ -80,24 +80,6 @@ def test_no_trial_runs_for_ever(worker: dict[str, Any] | None, heartbeat: str | 
         time.sleep(0.1)
         storage.end_stale_trials(study)
     assert study.trials[0].state is TrialState.FAIL
-
-
-def test_trials_are_in_order_whoever_makes_them_and_whichever_ends_first(study: optuna.Study) -> None:
-    """Two workers queue theirs without a look at the other's, beside those of another study."""
-    opened = opening.open_storage(URL)
-    other = storage.open_study("s", opened, URL, objectives=[("value", "maximize")], settings={})
-    of_another = storage.open_study("t", opened, URL, objectives=[("value", "maximize")], settings={})
-    for worker in (study, other, of_another, study, other, other, study):
-        worker.enqueue_trial({})
-    both, waiting = (study, other), (TrialState.WAITING,)
-    for ended in range(6):
-        for worker in both:
-            numbers = [trial.number for trial in worker.get_trials(deepcopy=False)]
-            assert numbers == [trial.number for trial in worker.get_trials()] == list(range(6))
-            assert len(worker.get_trials(deepcopy=False, states=waiting)) == 6 - ended
-        trial = study.trials[(5, 0, 3, 1, 4, 2)[ended]]
-        optuna_internals.storage_of(both[ended % 2]).set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [1.0])
-    opened.close()
 
 
 def test_a_locked_database_is_waited_for(study: optuna.Study, monkeypatch: pytest.MonkeyPatch) -> None:

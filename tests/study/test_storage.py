@@ -1,13 +1,10 @@
 import json
-import socket
 from pathlib import Path
 
 import optuna
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from optuna.trial import TrialState
 from simulated import SimulatedRunner
 from support import DIGITS, request
 
@@ -24,28 +21,6 @@ def open_study(**settings: str) -> optuna.Study:
     return storage.open_study(
         "s", opening.open_storage(URL), URL, objectives=[("value", "maximize")], settings=settings,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("worker", "state"),
-    [
-        ({}, TrialState.RUNNING),
-        ({"pid": 2**22 + 1}, TrialState.FAIL),
-        ({"started": 1.0}, TrialState.FAIL),  # the process id was given to another process since
-        ({"host": "elsewhere", "pid": 2**22 + 1}, TrialState.RUNNING),  # only its heartbeat can tell
-    ],
-)
-def test_trials_of_dead_processes_are_failed(worker: dict[str, object], state: TrialState) -> None:
-    study = open_study()
-    trial = optuna.load_study(study_name="s", storage=optuna.storages.RDBStorage(URL)).ask()  # no heartbeat
-    this = {
-        "host": socket.gethostname(),
-        "pid": psutil.Process().pid,
-        "started": psutil.Process().create_time(),
-    }
-    trial.set_user_attr("worker", this | worker)
-    storage.end_stale_trials(study)
-    assert study.trials[0].state is state
 
 
 def test_other_settings_are_rejected_and_the_first_ones_kept() -> None:
@@ -96,3 +71,30 @@ def test_a_job_result_is_parsed_once() -> None:
     storage.remember(study.ask(), JobResult(status=JobStatus.FITS), "run")
     first, second = (storage.job_result_of(study.trials[0]) for _ in range(2))
     assert first is second, "an edge sampler asks ten times a second for those of every trial"
+
+
+def test_the_parts_of_a_study_are_found_in_the_order_in_which_they_are_made() -> None:
+    names = ["a/seeds", "b/compare", "a/train", "a/max-batch", "somebody else's", "c/other", "a/max-batch/bf16"]
+    assert storage.parts_by_study(names) == {
+        "a": ["a/max-batch", "a/max-batch/bf16", "a/train", "a/seeds"],
+        "b": ["b/compare"],
+    }
+
+
+@pytest.mark.parametrize("asked", ["digits", "digits/max-batch"])
+def test_a_study_is_known_by_its_name_and_by_a_part_of_it(asked: str) -> None:
+    assert storage.known_study(asked, ["mlp", "digits"], storage=URL) == "digits"
+
+
+def test_an_unknown_study_names_the_nearest_ones() -> None:
+    known = ["digits-cpu-64MiB-43995c", "zzz", "digits-cpu-1GiB-1b2c3d", "digits", "digit"]
+    with pytest.raises(BadInput) as told:
+        storage.known_study("digitz", known, storage=URL)
+    (line,) = str(told.value).splitlines()
+    assert line.startswith(f"STUDY: got digitz, expected a study in {URL}, such as digit, digits, digits-cpu-")
+    assert "zzz" not in line
+
+
+def test_a_storage_without_studies_says_so() -> None:
+    with pytest.raises(BadInput, match="--study: got a, but here holds no studies"):
+        storage.known_study("a", [], storage="here", flag="--study")

@@ -76,17 +76,37 @@ def test_a_project_that_is_moved_takes_what_waits_along(root: Path, tmp_path: Pa
     assert Path(write.file).read_bytes() == b"a"
 
 
-def test_only_files_of_the_outbox_are_sent_and_removed(root: Path, tmp_path: Path) -> None:
-    """A folder from somebody else may hold a spool."""
+@pytest.mark.parametrize("how", ["absolute", "relative", "link to a file", "link to a folder"])
+def test_only_files_of_the_outbox_are_sent_and_removed(root: Path, tmp_path: Path, how: str) -> None:
+    """A folder from somebody else may hold an outbox."""
     (private := tmp_path / "private" / "key").parent.mkdir()
     private.write_text("secret")
+    (file := tmp_path / "key").touch()
     outbox = Outbox.create(root, SERVER)
-    outbox.append("run", text(1))
-    write = json.dumps({"kind": "file", "file": str(private), "folder": ""})
+    outbox.append("run", LogFile(file=str(file)))
+    (kept,) = outbox.folder.glob("files/*/key")
+    if how == "link to a file":
+        kept.unlink()
+        kept.symlink_to(private)
+    elif how == "link to a folder":
+        kept.unlink()
+        kept.parent.rmdir()
+        kept.parent.symlink_to(private.parent)
+    name = {"absolute": str(private), "relative": os.path.relpath(private, kept.parent)}.get(how, "key")
+    write = json.dumps({"kind": "file", "file": name, "folder": ""})
     outbox._database.execute("UPDATE writes SET write = ?", (write,))
     assert waiting(outbox) == []
     assert len(outbox) == 0
     assert private.read_text() == "secret"
+
+
+def test_an_outbox_with_another_schema_is_left_as_it_is(root: Path) -> None:
+    outbox = Outbox.create(root, SERVER)
+    outbox.append("run", text(1))
+    trigger = "CREATE TRIGGER more AFTER DELETE ON writes BEGIN INSERT INTO writes (run) VALUES (''); END"
+    outbox._database.execute(trigger)
+    outbox._database.close()
+    assert Outbox.left_behind(root, SERVER) == []
 
 
 def test_what_cannot_be_read_is_set_aside(root: Path) -> None:

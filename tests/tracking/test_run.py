@@ -12,7 +12,7 @@ from amp_track.config.job import Job
 from amp_track.records.events import StepsRecorded
 from amp_track.records.result import ScaleReport
 from amp_track.tracking import Run, Tracker, writes
-from amp_track.tracking.stale_runs import PROCESS
+from amp_track.tracking.tags import PROCESS
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 

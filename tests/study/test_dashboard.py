@@ -14,7 +14,7 @@ from amp_track.commands.search import search
 from amp_track.config.job import Job
 from amp_track.config.options import CompareOptions
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.study.notes import note_failure, note_on
+from amp_track.study.dashboard import note_failure, note_on
 
 JOB = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)
 
