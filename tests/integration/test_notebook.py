@@ -57,7 +57,7 @@ def test_a_cell_shows_progress_in_one_output(clean_folder: Path) -> None:
 
     (lines,) = max_batch
     first, *_, probe, confirmation = lines["text/plain"].splitlines()
-    assert first == "finding the max batch within the memory that is free at fp32"
+    assert first == "finding the max batch within the free memory at fp32"
     assert probe.startswith("fp32 batch 64     fits") and confirmation.startswith("fp32 batch 64     fits")
     assert lines["text/html"].startswith("<pre") and probe in lines["text/html"]
 
@@ -68,8 +68,8 @@ def test_a_cell_shows_progress_in_one_output(clean_folder: Path) -> None:
     (line,) = train
     assert line["text/plain"].startswith("epoch 8/8  loss ")
     (said,) = [output.text for output in rejected.outputs if output.get("name") == "stdout"]
-    assert said.startswith("workload: got the class Own, which only this notebook or script has")
-    assert "put it into a file" in said
+    assert said.startswith("workload: the class Own exists only in this notebook or script")
+    assert "Move it into a file" in said
     for changed_at in client.changed_at.values():
         assert len(changed_at) > 4, "it moves"
         assert len(changed_at) < 4 * (changed_at[-1] - changed_at[0]) + 10, "a few times a second, and for each line"
