@@ -51,12 +51,13 @@ def launch() -> Launch | None:
     Raises:
         BadInput: as `read`.
     """
-    found = read(os.environ)
-    if _RUN_ID in os.environ:
-        for name in list(os.environ):
-            if name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_"):
-                del os.environ[name]
-    return found
+    try:
+        return read(os.environ)
+    finally:
+        if _RUN_ID in os.environ:
+            for name in list(os.environ):
+                if name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_"):
+                    del os.environ[name]
 
 
 def program() -> str:

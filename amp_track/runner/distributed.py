@@ -115,16 +115,18 @@ class OtherRanks:
         """
         asked = [rank for _, rank in sorted(self._ranks.items()) if task != "inspect" or rank.local_index == 0]
         self._number += 1
-        order = Order(
-            number=self._number,
-            task=cast("Literal['run', 'measure', 'inspect']", task),
-            job=job,
-            folder=folder,
-            checkpoint=_measured(folder.resume_from) if folder is not None and folder.resume_from is not None else None,
-        )
         for rank in asked:
             rank.result, rank.is_over = None, False
         try:
+            with interrupts.waiting():  # it may have gigabytes
+                resumed = _measured(folder.resume_from) if folder is not None and folder.resume_from else None
+            order = Order(
+                number=self._number,
+                task=cast("Literal['run', 'measure', 'inspect']", task),
+                job=job,
+                folder=folder,
+                checkpoint=resumed,
+            )
             self.exchange.publish(state="run", order=order)
             yield rendezvous(self._launch, self._session, order.number), asked
             if not all(rank.is_over for rank in asked):

@@ -64,10 +64,10 @@ def _failure(job: Job, task: PlanTask | ForecastTask, error: BaseException) -> A
 
 def _alike(precisions: Sequence[str]) -> list[list[str]]:
     """Group precisions with the same allocations: fp32 and tf32 differ only in the computation."""
-    groups: dict[tuple[torch.dtype | None, bool], list[str]] = {}
+    groups: dict[Any, list[str]] = {}
     for name in precisions:
         mode = Precision.named(name)
-        groups.setdefault((mode.autocast_dtype, mode.grad_scaler), []).append(name)
+        groups.setdefault((mode.autocast_dtype, mode.grad_scaler, mode.prepare), []).append(name)
     return list(groups.values())
 
 

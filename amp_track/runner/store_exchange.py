@@ -121,10 +121,12 @@ class Exchange(ABC):
                 self._send_last(error)
             except OSError as error:
                 self._send_last(StoreFailed(f"The checkpoint to resume from cannot be copied: {error}."))
+            except ValueError as error:
+                self._send_last(AgentLost(f"A message cannot be sent to the other ranks ({_first_line(error)})."))
             except RuntimeError as error:  # from the store
                 self._send_last(AgentLost(f"torchrun's store does not answer ({_first_line(error)}). {_AGAIN}"))
             finally:
-                with contextlib.suppress(RuntimeError):
+                with contextlib.suppress(RuntimeError, ValueError):
                     self._leave()
 
     def _watch(self) -> None:

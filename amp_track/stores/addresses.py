@@ -55,7 +55,7 @@ class StoreAddress:
 
             try:
                 parsed = make_url(url)
-            except ArgumentError:
+            except (ArgumentError, ValueError):  # ValueError: the port is not a number
                 return cls(url, "invalid")
             is_sqlite, name = parsed.get_backend_name() == "sqlite", parsed.database or ""
         if not is_sqlite:

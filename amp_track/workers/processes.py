@@ -85,18 +85,21 @@ class SupervisedProcess:
 
     def exit_code(self) -> int | None:
         """Return the program's exit code as a shell does (137 if it was killed); None while it runs."""
-        code = self._process.poll()  # of the supervisor, which may be killed too
+        self.wait(0)
+        code = self._process.returncode  # of the supervisor, which may be killed too
         return _as_of_a_shell(code) if code is not None else None
 
     def interrupt(self) -> None:
         """Send SIGTERM to the program."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)  # the supervisor ignores it
+        if self.exit_code() is None:
+            self._signal(signal.SIGTERM)  # the supervisor ignores it
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until the program has ended, for at most `seconds`."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
+        """Wait until the program has ended, for at most `seconds`, and kill what it has left running."""
+        if self._process.returncode is None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+                self._signal(signal.SIGKILL)  # only now: later, the number may be that of another group
 
     def let_go(self) -> None:
         """Ask the supervisor to end the program, within its grace period; see `end`."""
@@ -106,9 +109,13 @@ class SupervisedProcess:
 
     def kill(self) -> None:
         """Kill all remaining processes of the group."""
+        if self.exit_code() is None:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):  # macOS rejects it if only zombies are left
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            os.killpg(self._process.pid, number)
 
 
 def end(processes: Sequence[SupervisedProcess]) -> None:

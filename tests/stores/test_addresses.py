@@ -41,6 +41,11 @@ def test_the_kind_and_the_file_of_an_address(url: str, kind: str, file: str | No
     assert kind != "sqlite" or make_url(url).database == file
 
 
+def test_a_port_that_is_not_a_number_makes_an_address_invalid_and_shows_no_password() -> None:
+    address = StoreAddress.parse("postgresql://me:hun@ter:2@host/x")  # an unescaped @
+    assert (address.kind, str(address)) == ("invalid", "postgresql://me:***@host/x")
+
+
 def test_machines_that_share_a_journal_have_an_outbox_each() -> None:
     assert StoreAddress.parse("/shared/optuna.log").outbox_folder == Path(addresses.OUTBOX)
 

@@ -6,10 +6,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
+from held_workers import wait_for
 from support import skip_without_namespaces
 
-from amp_track.workers.processes import scratch_folder
+from amp_track.workers.processes import SupervisedProcess, end, scratch_folder
 
 KILLED_AT_WORK = """
 import os, signal
@@ -66,3 +68,20 @@ def test_a_scratch_folder_stays_whatever_processes_another_container_sees(
         assert folder.stat().st_mode & 0o777 == 0o700
         subprocess.run([*unshare, sys.executable, "-c", program], check=True)
         assert folder.exists()
+
+
+def test_a_program_that_has_ended_leaves_no_process_and_is_never_signalled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be that of another process group by then."""
+    program = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid)"
+    with (tmp_path / "out").open("wb") as output:
+        process = SupervisedProcess([sys.executable, "-c", program], {}, output=output, errors=output)
+    wait_for(lambda: process.exit_code() is not None)
+    left = int((tmp_path / "out").read_text())
+    wait_for(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
+    signalled = []
+    monkeypatch.setattr(os, "killpg", lambda *signal: signalled.append(signal))
+    process.interrupt()
+    end([process])
+    assert signalled == []

@@ -17,35 +17,37 @@ from amp_track.config.precisions import Precision
 from amp_track.training.devices.cpu import units_of
 
 
-def _any_device(device: torch.device) -> Support:
+def _any_device(precision: Precision, device: torch.device) -> Support:
     return Support(supported=True, reason="every device computes float32")
 
 
-def _tf32_tensor_cores(device: torch.device) -> Support:
-    needs = "needs an NVIDIA GPU of compute capability 8.0 or newer"
+def _tf32_tensor_cores(precision: Precision, device: torch.device) -> Support:
+    least = precision.compute_capability
+    needs = f"needs an NVIDIA GPU of compute capability {_version(least)} or newer"
     if device.type != "cuda" or torch.version.hip is not None:
         what = {"cpu": "a CPU", "cuda": "an AMD GPU"}.get(device.type, f"the device {device.type}")
         return Support(supported=False, reason=f"{needs}; this is {what}")
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
-        return Support(supported=False, reason=f"{needs}; this one has {major}.{minor}")
-    return Support(supported=True, reason=f"compute capability {major}.{minor} has TF32 tensor cores")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < least:
+        return Support(supported=False, reason=f"{needs}; this one has {_version(capability)}")
+    return Support(supported=True, reason=f"compute capability {_version(capability)} has TF32 tensor cores")
 
 
-def _float16_autocast(device: torch.device) -> Support:
+def _float16_autocast(precision: Precision, device: torch.device) -> Support:
     if device.type == "cpu":
         return _on_a_cpu("float16")
     return Support(supported=True, reason=f"{device.type} autocasts to float16")
 
 
-def _bfloat16_units(device: torch.device) -> Support:
+def _bfloat16_units(precision: Precision, device: torch.device) -> Support:
     if device.type == "cpu":
         return _on_a_cpu("bfloat16")
     if device.type == "cuda" and not _has_bfloat16_units(device):
-        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        least, capability = precision.compute_capability, torch.cuda.get_device_capability(device)
         return Support(
             supported=False,
-            reason=f"needs a GPU with bfloat16 units (NVIDIA: 8.0 or newer); this one has {capability}",
+            reason=f"needs a GPU with bfloat16 units (NVIDIA: {_version(least)} or newer); this one has "
+            f"{_version(capability)}",
         )
     return Support(supported=True, reason=f"{device.type} autocasts to bfloat16")
 
@@ -56,6 +58,10 @@ def _on_a_cpu(dtype: str) -> Support:
         return Support(supported=True, reason=f"this CPU has {dtype} units ({', '.join(units)})")
     reason = f"{dtype} is emulated here: expect it to be slower than fp32"
     return Support(supported=True, reason=reason, is_emulated=True)
+
+
+def _version(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def _has_bfloat16_units(device: torch.device) -> bool:
@@ -74,7 +80,8 @@ _SUPPORT = {
 
 def support(name: str, device: torch.device) -> Support:
     """Return whether `device` supports a precision, and the reason for the user."""
-    return _SUPPORT[Precision.named(name).computes](device)
+    precision = Precision.named(name)
+    return _SUPPORT[precision.computes](precision, device)
 
 
 def _float32_switches() -> dict[str, Any]:

@@ -50,7 +50,8 @@ class Launcher(base.Launcher):
     poll_seconds: ClassVar[float] = 1.0
     end_seconds: ClassVar[float] = 90
     _jobs: list[submitit.Job[int]] = field(default_factory=list, init=False)
-    _workers: list[Worker] = field(default_factory=list, init=False)
+    _outputs: list[tuple[Path, int]] = field(default_factory=list, init=False)
+    """The file of each job's output, and its bytes before the job."""
     _ends: dict[int, Ended] = field(default_factory=dict, init=False)
     _queue: Queue = field(default_factory=lambda: Queue(), init=False)
     _is_interrupted: bool = field(default=False, init=False)
@@ -69,6 +70,7 @@ class Launcher(base.Launcher):
     def start(self, number: int, worker: Worker, say: Say) -> None:
         from submitit.core import utils
 
+        earlier_bytes = worker.output.stat().st_size
         executor = self._executor(worker.output.parent / "slurm")
         try:
             # sbatch passes variables on; a pickle file would contain their passwords. submitit prints errors of sbatch.
@@ -83,7 +85,7 @@ class Launcher(base.Launcher):
             self._queue.register_job(job.job_id)
             job.watcher = cast("Any", self._queue)
         self._jobs.append(job)
-        self._workers.append(worker)
+        self._outputs.append((worker.output, earlier_bytes))
         say(number, f"submitted as job {job.job_id}")
 
     def _executor(self, folder: Path) -> submitit.AutoExecutor:
@@ -115,7 +117,8 @@ class Launcher(base.Launcher):
         job = self._jobs[number]
         if self._is_interrupted or job.exception() is None:
             return Ended(exit_code=1 if self._is_interrupted else job.result())
-        has_output = self._workers[number].output.stat().st_size
+        output, earlier_bytes = self._outputs[number]
+        has_output = output.stat().st_size > earlier_bytes
         return Ended(exit_code=1, last_line="" if has_output else f"its SLURM job failed; see {job.paths.stderr}")
 
     def interrupt(self) -> None:
