@@ -87,8 +87,8 @@ def _check_options(request: Request, *, is_this_process: bool) -> None:
 def _stores(request: Request) -> dict[str, StoreAddress]:
     """Return the store addresses by flag, with an absolute path of a journal."""
     storage = request.stores.optuna
-    if storage.kind == "journal":
-        storage = StoreAddress.parse(os.path.abspath(storage.url))
+    if storage.kind == "journal" and storage.file is not None:
+        storage = StoreAddress.parse(str(storage.file.absolute()))
     return {"--storage": storage, "--tracking-uri": request.stores.mlflow}
 
 

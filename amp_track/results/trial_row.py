@@ -19,7 +19,7 @@ class TrialRow:
     learning_rate: float | None = None
     seed: int | None = None
     kind: str = "train"
-    """For a probe `probe`, `multiple`, `beyond`, `confirm` or `repeat`; see `amp_track.study.batch_sampler.Task`."""
+    """For a probe `probe`, `multiple`, `beyond`, `confirm` or `repeat`; see `batch_sampler.Proposal`."""
     reason: str = ""
     """Why a probe has this batch size."""
     predicted_bytes: int | None = None

@@ -92,10 +92,10 @@ def _cannot_parse(error: BaseException) -> bool:
         return False
     if isinstance(error, UnicodeDecodeError):  # a name or a message of a damaged database, read by any code
         return True
-    parses = modules[-1].startswith(("json", "sqlalchemy")) or (
-        modules[-1].startswith("optuna.") and any(name.startswith("optuna.storages") for name in modules)
-    )
-    return isinstance(error, _OF_ODD_VALUES) and parses
+    if modules[-1].startswith(("json", "sqlalchemy")):
+        return isinstance(error, ValueError | LookupError)
+    reads_trials = modules[-1].startswith("optuna.") and any(name.startswith("optuna.storages") for name in modules)
+    return isinstance(error, _OF_ODD_VALUES) and reads_trials
 
 
 def _reason(error: object) -> str:

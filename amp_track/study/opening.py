@@ -86,17 +86,15 @@ def _tables(address: StoreAddress) -> set[str]:
 def _open_database(url: str, **arguments: Any) -> SharedStorage:
     """Open a database. Raise BadInput if another version of Optuna created it, or a table is missing."""
     address = StoreAddress.parse(url)
-    try:
-        storage = SharedStorage(url, engine_kwargs=database.engine_arguments(url), **arguments)
-    except RuntimeError as error:
-        raise BadInput(f"--storage: {address} was created by another version of Optuna. {error}") from None
-    if missing := optuna_internals.tables() - _tables(address):
-        storage.close()
+    if arguments.get("skip_table_creation") and (missing := optuna_internals.tables() - _tables(address)):
         raise BadInput(
             f"--storage: {address} has no table {min(missing)}, which Optuna needs. Restore a backup, or use another "
             "storage."
         )
-    return storage
+    try:
+        return SharedStorage(url, engine_kwargs=database.engine_arguments(url), **arguments)
+    except RuntimeError as error:
+        raise BadInput(f"--storage: {address} was created by another version of Optuna. {error}") from None
 
 
 @functools.cache

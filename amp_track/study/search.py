@@ -197,7 +197,9 @@ def _result_of(trial: FrozenTrial) -> TrialRow:
         number=trial.number,
         precision=storage.param_of(trial, "precision"),
         batch_size=storage.param_of(trial, "batch_size"),
-        learning_rate=storage.read(_NUMBER, trial.user_attrs.get(storage.LEARNING_RATE), f"trial {trial.number}", "lr"),
+        learning_rate=storage.read(
+            _NUMBER, trial.user_attrs.get(storage.LEARNING_RATE), f"trial {trial.number}", storage.LEARNING_RATE
+        ),
         job_result=storage.measured(trial),
         run_id=storage.run_id_of(trial),
     )

@@ -133,8 +133,9 @@ def check_settings(
         study_id = storage.get_study_id_from_name(name)
     except KeyError:
         return
+    has_trials = storage.get_n_trials(study_id) > 0  # asked first: its creator stores the attributes before it
     attributes = storage.get_study_user_attrs(study_id)
-    if VERSION_ATTRIBUTE in attributes or storage.get_n_trials(study_id):  # else it is just being created
+    if VERSION_ATTRIBUTE in attributes or has_trials:  # else it is just being created
         check_version(name, attributes)
     stored = attributes.get(_SETTINGS)
     known = settings if stored is None else read(_SETTINGS_AS_JSON, stored, name, _SETTINGS)
@@ -358,14 +359,13 @@ def parts_by_study(names: Iterable[str]) -> dict[str, list[str]]:
     return {study: sorted(parts, key=lambda name: (order[name.split("/")[1]], name)) for study, parts in found.items()}
 
 
-def known_study(asked: str, known: Iterable[str], *, storage: str, flag: str = "STUDY") -> str:
+def known_study(asked: str, known: Iterable[str], *, storage: str) -> str:
     """Return the name of an existing study; accept a part of it, such as NAME/max-batch.
 
     Args:
         asked: the name that the user typed.
         known: the names of the existing studies.
         storage: the storage address, without a password.
-        flag: the flag or argument that the user typed it for.
 
     Raises:
         BadInput: there is no such study. The message lists the nearest names.
@@ -375,10 +375,10 @@ def known_study(asked: str, known: Iterable[str], *, storage: str, flag: str = "
     if study in names:
         return study
     if not names:
-        raise BadInput(f"{flag}: got {asked}, but {storage} holds no studies. Create one with amp-track max-batch.")
+        raise BadInput(f"STUDY: got {asked}, but {storage} holds no studies. Create one with amp-track max-batch.")
     nearest = difflib.get_close_matches(study, names, n=_NEAREST, cutoff=0.0)
     raise BadInput(
-        f"{flag}: got {asked}, expected a study in {storage}, such as {', '.join(nearest)}. Use one of its studies, "
+        f"STUDY: got {asked}, expected a study in {storage}, such as {', '.join(nearest)}. Use one of its studies, "
         "or another --storage."
     )
 

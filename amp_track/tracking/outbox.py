@@ -89,14 +89,17 @@ class Outbox:
 
     @classmethod
     def create(cls, root: Path, server: str) -> Outbox:
-        """Create an empty outbox in `root` for a server, as named by `addresses.server`. Raise OSError."""
+        """Create an empty outbox in `root` for a server, as named by `addresses.server`. Raise OSError, StoreFailed."""
         folder = root / uuid.uuid4().hex
         while not folder.exists():
             root.mkdir(mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError):  # another process has just removed the empty `root`
                 folder.mkdir(mode=0o700)
-        outbox = cls(folder, "rwc", timeout=5)  # another process may look whether it is left behind
-        outbox._database.execute("PRAGMA journal_mode = WAL")  # one write to the disk for each commit instead of three
+        try:
+            outbox = cls(folder, "rwc", timeout=5)  # another process may look whether it is left behind
+            outbox._database.execute("PRAGMA journal_mode = WAL")  # one write to the disk for a commit instead of three
+        except sqlite3.Error as error:
+            raise _keeps_nothing(folder, error) from error
         with outbox._changing() as database:
             for table in _TABLES:
                 database.execute(table)
@@ -115,7 +118,7 @@ class Outbox:
                 outbox = cls(file.parent, "rw")
                 with ExitStack() as stack:
                     stack.callback(outbox._database.close)
-                    schema = outbox._database.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+                    schema = outbox._database.execute("SELECT sql FROM sqlite_master WHERE name != 'sqlite_sequence'")
                     if {sql for (sql,) in schema} != set(_TABLES):  # the folder may come from somebody else
                         continue
                     if outbox._database.execute("SELECT server FROM outbox").fetchone() == (server,):
@@ -216,9 +219,7 @@ class Outbox:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise StoreFailed(
-                    f"{self.folder} cannot keep records ({error}). Check its disk, then run the same command again."
-                ) from error
+                raise _keeps_nothing(self.folder, error) from error
             raise
 
     def _delete(self, numbers: Sequence[int]) -> None:
@@ -249,6 +250,10 @@ class Outbox:
 
     def _files_of(self, number: int) -> Path:
         return self.folder / _FILES / f"{number:09}"
+
+
+def _keeps_nothing(folder: Path, error: sqlite3.Error) -> StoreFailed:
+    return StoreFailed(f"{folder} cannot keep records ({error}). Check its disk, then run the same command again.")
 
 
 class Sender:
@@ -401,7 +406,8 @@ class Sender:
                 _log.warning("%s rejected records, which are kept in %s: %s", self._address, folder, reason_of(error))
             return False
         self._doubts, self._alone = 0, max(self._alone - 1, 0)
-        outbox.remove(numbers)
+        if not isinstance(write, CreateRun):  # `name_run` has removed it, and the main thread may close an empty outbox
+            outbox.remove(numbers)
         return True
 
     def _create(self, outbox: Outbox, key: str, write: CreateRun) -> None:
@@ -430,7 +436,9 @@ class Sender:
         self._failures = 0
         if self._said_down is not None and time.monotonic() - self._said_down > _SETTLED_SECONDS:
             self._said_down = None
-            _log.warning("%s accepts records again: sending %d that were waiting", self._address, self._waiting())
+            with self._changed:  # `finish` closes outboxes
+                waiting = self._waiting()
+            _log.warning("%s accepts records again: sending %d that were waiting", self._address, waiting)
 
 
 def is_key(run: str) -> bool:

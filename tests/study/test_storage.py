@@ -96,5 +96,5 @@ def test_an_unknown_study_names_the_nearest_ones() -> None:
 
 
 def test_a_storage_without_studies_says_so() -> None:
-    with pytest.raises(BadInput, match="--study: got a, but here holds no studies"):
-        storage.known_study("a", [], storage="here", flag="--study")
+    with pytest.raises(BadInput, match="STUDY: got a, but here holds no studies"):
+        storage.known_study("a", [], storage="here")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import stat
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+from amp_track.records.errors import StoreFailed
 from amp_track.tracking.outbox import Outbox
 from amp_track.tracking.writes import LogBatch, LogCheckpoint, LogFile, LogText, Write
 
@@ -21,7 +23,7 @@ SERVER = "http://127.0.0.1:5000"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return tmp_path / "spools"
+    return tmp_path / "outboxes"
 
 
 def waiting(outbox: Outbox) -> list[Write]:
@@ -183,6 +185,7 @@ def test_an_outbox_is_for_its_user_alone(root: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
+from amp_track.records.errors import StoreFailed
 from amp_track.tracking.outbox import Outbox
 from amp_track.tracking.writes import CreateRun, LogText
 outbox = Outbox.create(Path(sys.argv[1]), sys.argv[2])
@@ -221,3 +224,24 @@ def test_what_a_killed_process_has_written_is_found_whole(root: Path) -> None:
     assert len(left) >= 50
     left.append("key", text(-1))
     assert left.entries(10**6)[-1].write == text(-1), "it goes on where the other one stopped"
+
+
+def test_an_outbox_with_a_trigger_is_not_taken_over(tmp_path: Path) -> None:
+    """It may come from somebody else, and would deliver its writes for ever."""
+    outbox = Outbox.create(tmp_path, SERVER)
+    outbox.append("run", text(1))
+    outbox._database.execute(
+        "CREATE TRIGGER sqliteX AFTER DELETE ON writes BEGIN INSERT INTO writes (run) VALUES (old.run); END"
+    )
+    outbox.close()
+    assert Outbox.left_behind(tmp_path, SERVER) == []
+
+
+def test_a_disk_that_takes_no_outbox_is_named(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(StoreFailed, match=rf"{tmp_path}/\w+ cannot keep records"):
+            Outbox.create(tmp_path, SERVER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

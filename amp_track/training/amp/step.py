@@ -104,9 +104,9 @@ class TrainStep:
         loss: (output, target) -> scalar tensor, the mean over the batch.
         precision: the mode, or its name: fp32, tf32, amp (or fp16), bf16.
         score: (output, target) -> one number per sample, shape (N,), added up on the device beside the loss.
-        schedule: updates made so far -> factor of the learning rate, 0 or more. It counts updates, not the steps that
-            amp skips.
-        max_grad_norm: the norm to clip gradients to, after unscaling, once per update.
+        schedule: number of applied optimizer steps -> factor of the learning rate, 0 or more. Steps that amp skips do
+            not count.
+        max_grad_norm: the norm to clip gradients to, after unscaling, once per optimizer step.
         channels_last: give the model and four-dimensional inputs that memory order.
         compile: torch.compile the forward pass, with a backward pass without autocast (a setting of the whole process).
         grad_stats_every: N; count overflow and underflow in every layer at every N-th step, see
