@@ -75,7 +75,7 @@ LOGGED_METRICS = (
     LoggedMetric(name="detail/allocation_retries", unit="retries", field="allocation_retries", merge="max"),
     LoggedMetric(name="train/steps", unit="steps", field="steps", only_if_fits=True),
     LoggedMetric(
-        name="train/updates",
+        name="train/optimizer_steps",
         unit="steps",
         field="steps",
         value=lambda job_result: job_result.optimizer_steps,

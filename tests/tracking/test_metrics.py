@@ -40,7 +40,7 @@ ALWAYS = {
     "amp/scale": 4.0,
     "detail/diagnosis_s": 1.5,
 }
-WHERE_IT_FITS = {"train/steps": 100.0, "train/updates": 97.0, "train/non_finite_losses": 4.0}
+WHERE_IT_FITS = {"train/steps": 100.0, "train/optimizer_steps": 97.0, "train/non_finite_losses": 4.0}
 
 
 def logged(job_result: JobResult) -> dict[str, float]:
@@ -57,7 +57,7 @@ def test_a_job_result_becomes_exactly_these_metrics() -> None:
 def test_what_was_not_measured_is_no_metric() -> None:
     assert logged(JobResult(status=JobStatus.OOM)) == {"time/wall_s": 0.0}
     assert logged(JobResult(status=JobStatus.FITS, steps=2)) == {
-        "time/wall_s": 0.0, "train/steps": 2.0, "train/updates": 2.0, "train/non_finite_losses": 0.0,
+        "time/wall_s": 0.0, "train/steps": 2.0, "train/optimizer_steps": 2.0, "train/non_finite_losses": 0.0,
     }  # fmt: skip
 
 
