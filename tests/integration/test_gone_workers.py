@@ -143,5 +143,5 @@ def test_a_train_ends_the_run_of_one_that_was_killed() -> None:
     assert [run.info.status for run in runs()] == ["RUNNING"]
     with HeldWorker("next", *command) as later:
         later.result()
-    assert "ended 1 stale run of killed processes" in later.stderr
+    assert "ended 1 run whose process had died" in later.stderr
     assert sorted(run.info.status for run in runs()) == ["FINISHED", "KILLED"]

@@ -40,7 +40,7 @@ def test_main_trains_in_the_run_that_mlflow_made(tmp_path: Path) -> None:
 def test_fit_makes_that_run_the_parent(tmp_path: Path) -> None:
     arguments = [
         "-e",
-        "max-batch",
+        "max_batch",
         "-P",
         "max_batch_size=5",
         "-P",

@@ -90,7 +90,7 @@ def test_a_disk_that_fills_up_in_a_command_is_named_and_the_command_continues_la
     disk(f"{used // 1024 + 60}k")  # room for a probe or two
     done = amp_track(*max_batch_in(folder))
     assert done.returncode == 1, done.stderr
-    assert f": the disk of {folder} is full; free space on it" in done.stderr.splitlines()[-1]
+    assert f": the disk of {folder} is full. Free space on it" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     known = complete_trials(folder / "optuna.db")
     assert known, done.stderr
