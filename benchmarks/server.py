@@ -2,9 +2,9 @@
 
     python -m benchmarks.server [--repeats 7] [--steps 4000]
 
-It trains an MLP with steps of a millisecond, and so many records per second. The command runs in an empty folder, on a
-new SQLite file and on a server on this machine, in turns. The time is from the start of Python to its end, after all
-records have been delivered.
+It trains an MLP whose steps take a millisecond each, which makes many records per second. The command runs in an empty
+folder, on a new SQLite file and on a server on this machine, in turns. The time is from the start of Python to its end,
+after all records have been delivered.
 
 Writes benchmarks/results/server-cpu.json and prints it as a table. Compare the ratio of the medians.
 """

@@ -15,7 +15,7 @@ from support import MEBIBYTE
 
 from amp_track.config.inspection import Inspection, Support
 from amp_track.config.job import Job, JobFolder, steps_per_epoch, total_steps
-from amp_track.config.values import PRECISIONS
+from amp_track.config.precisions import PRECISIONS
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadOption
 from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded

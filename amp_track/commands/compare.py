@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from amp_track.config.options import Request
-from amp_track.config.precisions import REFERENCE
-from amp_track.config.values import PRECISIONS
+from amp_track.config.precisions import PRECISIONS, REFERENCE
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import compare as compare_report

@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Iterator
 
 from amp_track.config.options import Request
-from amp_track.config.values import PRECISIONS, byte_size
+from amp_track.config.precisions import PRECISIONS
+from amp_track.config.values import byte_size
 from amp_track.memory_plan import gpus
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.records.plan import PlanTarget, PlanTask

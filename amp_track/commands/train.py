@@ -11,7 +11,7 @@ from amp_track.commands import max_batch
 from amp_track.config import torchrun
 from amp_track.config.cli_params import flags_of
 from amp_track.config.job import Job
-from amp_track.config.options import MaxBatchOptions, Request
+from amp_track.config.options import Request
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.report import progress
 from amp_track.results.max_batch import MaxBatchResult
@@ -147,12 +147,8 @@ def _open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Reques
         BadInput: the run does not exist or cannot be resumed, its workload may not run here, or another flag
             contradicts --resume.
     """
-    for flag in flags_of(MaxBatchOptions):
-        if (
-            flag.field.name != "precisions"
-            and getattr(request.max_batch_options, flag.field.name) != flag.field.default
-        ):
-            raise BadInput(f"{flag.name} cannot be used with --resume: the run keeps its settings.")
+    for flag in request.max_batch_options.changed():
+        raise BadInput(f"{flag.name} cannot be used with --resume: the run keeps its settings.")
     if request.find_batch_size:
         raise BadInput("--batch-size auto cannot be used with --resume: the run keeps its batch size.")
     if request.stores.experiment is not None:

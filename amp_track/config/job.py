@@ -30,7 +30,7 @@ class Job:
         "amp",
         f"{precisions.described()}.",
         values.precision,
-        expected=f"one of {', '.join(values.PRECISIONS)}",
+        expected=f"one of {', '.join(precisions.PRECISIONS)}",
         metavar="NAME",
         affects=Affects.TRIAL,
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
 from amp_track.config import values
-from amp_track.config.cli_params import Panel, count, setting, switch
+from amp_track.config.cli_params import Flag, Panel, count, flags_of, setting, switch
 from amp_track.config.job import Job
+from amp_track.config.precisions import PRECISIONS
 from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.stores.addresses import (
@@ -83,9 +83,9 @@ class MaxBatchOptions:
 
     precisions: tuple[str, ...] | None = setting(
         None,
-        f"Precisions to compare, comma-separated: {', '.join(values.PRECISIONS)} (fp16 is the same as amp).",
+        f"Precisions to compare, comma-separated: {', '.join(PRECISIONS)} (fp16 is the same as amp).",
         values.precisions,
-        expected=f"names from {', '.join(values.PRECISIONS)}, separated by commas",
+        expected=f"names from {', '.join(PRECISIONS)}, separated by commas",
         flag="precision",
         metavar="NAMES",
         shown_default="every one the device supports; plan: all",
@@ -128,6 +128,11 @@ class MaxBatchOptions:
         shown_default="3 epochs if they take at most 5 s, else 1 epoch of at most 60 s or 4 x the time of the probes",
         panel=Panel.SEARCH,
     )
+
+    def changed(self) -> list[Flag]:
+        """Return the flags, except --precision, whose value is not the default."""
+        flags = flags_of(MaxBatchOptions, without=("precisions",))
+        return [flag for flag in flags if getattr(self, flag.field.name) != flag.field.default]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,9 +385,6 @@ class Request:
 
     def check_max_batch_options(self) -> None:
         """Raise BadInput for an option of the max batch search without --batch-size auto."""
-        for item in dataclasses.fields(MaxBatchOptions):
-            value = getattr(self.max_batch_options, item.name)
-            if item.name in ("precisions", "effective_batch_size") or value == item.default or self.find_batch_size:
-                continue
-            name = item.metadata["flag"] or item.name.replace("_", "-")
-            raise BadInput(f"--{name} requires --batch-size auto.")
+        for flag in self.max_batch_options.changed():
+            if flag.field.name != "effective_batch_size" and not self.find_batch_size:
+                raise BadInput(f"{flag.name} requires --batch-size auto.")

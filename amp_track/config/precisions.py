@@ -95,6 +95,8 @@ BY_NAME = {
 
 Colors are from the palette of Okabe and Ito, safe for color-blind readers (https://jfly.uni-koeln.de/color/).
 """
+PRECISIONS = tuple(BY_NAME)
+PRECISION_COLORS = {precision.name: precision.color for precision in BY_NAME.values()}
 REFERENCE = "fp32"
 """The precision that the others are compared with."""
 

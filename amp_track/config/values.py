@@ -12,11 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from amp_track.config import precisions as registry
+from amp_track.config.precisions import Precision
 from amp_track.records.units import format_bytes
 
-PRECISIONS = tuple(registry.BY_NAME)
-PRECISION_COLORS = {each.name: each.color for each in registry.BY_NAME.values()}
 LAUNCHERS = ("local", "slurm", "ray")
 """The launchers of search workers: modules of amp_track/workers/launchers/."""
 _CENTURY_SECONDS = 100 * 366 * 24 * 3600.0
@@ -35,7 +33,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 def precision(text: str) -> str:
     """Parse the name of a precision, or another name for it: fp16 is amp."""
-    return registry.Precision.named(text).name
+    return Precision.named(text).name
 
 
 def precisions(text: str) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
-"""Format sizes in bytes."""
+"""Units of memory, and sizes as text."""
 
 from __future__ import annotations
+
+MEBIBYTE = 2**20
 
 
 def format_bytes(size: float) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from amp_track.config.values import PRECISION_COLORS
+from amp_track.config.precisions import PRECISION_COLORS
 from amp_track.memory_plan.replay import Timeline, timeline
 from amp_track.records.trace import Category
 from amp_track.records.units import format_bytes

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 from amp_track.config.job import Job
-from amp_track.config.values import PRECISION_COLORS
+from amp_track.config.precisions import PRECISION_COLORS
 from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
 from amp_track.records.masking import masked_within
 from amp_track.records.result import JobResult

@@ -17,8 +17,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from amp_track.config.job import Job
-from amp_track.config.precisions import REFERENCE
-from amp_track.config.values import PRECISIONS, Tolerance
+from amp_track.config.precisions import PRECISIONS, REFERENCE
+from amp_track.config.values import Tolerance
 from amp_track.results.trial_row import TrialRow
 
 EQUIVALENT, DIFFERENT, UNKNOWN = "equivalent", "different", "not enough seeds to tell"

@@ -170,7 +170,7 @@ class MaxBatchResult(Shown):
             "headroom_bytes": self.headroom_bytes,
             "effective_batch_size": self.effective_batch_size,
             "plan_seconds": self.plan_seconds,
-            "recommended": self.recommended and self.recommended.as_json(),
+            "recommended": recommended.as_json() if (recommended := self.recommended) is not None else None,
             "precisions": {name: self._precision_as_json(name) for name in self.precisions}
             | {name: {"skipped": reason} for name, reason in self.skipped.items()},
             "report": self.report,

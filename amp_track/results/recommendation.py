@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from amp_track.config.cli_params import Flag, flags_of
 from amp_track.config.job import Job
 from amp_track.config.precisions import REFERENCE
 from amp_track.records.result import JobResult
@@ -236,24 +237,19 @@ def _choice(fitted: MaxBatchResult, job: Job, *, speed: float | None, speed_of_f
 def train_command(job: Job) -> str:
     """Return `amp-track train WORKLOAD …` with a flag for each setting that is not the default."""
     words = ["amp-track", "train", job.workload]
-    for item in dataclasses.fields(Job):
-        value = getattr(job, item.name)
-        # The precision is always named: it is the recommendation. --synthetic is dropped: the user wants to train.
-        if "help" not in item.metadata or (value == item.default and item.name != "precision"):
-            continue
-        if item.name == "synthetic":
-            continue
-        words += _words(item, value)
+    for flag in flags_of(Job, without=("synthetic",)):  # --synthetic is dropped: the user wants to train
+        value = getattr(job, flag.field.name)
+        if value != flag.field.default or flag.field.name == "precision":  # always named: it is the recommendation
+            words += _words(flag, value)
     return shlex.join(words)
 
 
-def _words(item: dataclasses.Field[Any], value: Any) -> list[str]:
-    flag = "--" + (item.metadata["flag"] or item.name.replace("_", "-"))
-    if value is True:
-        return [flag]
-    if item.metadata["repeatable"]:
-        return [word for name, text in value for word in (flag, f"{name}={text}")]
-    return [flag, _size(value) if item.name.endswith("_bytes") else _number(value)]
+def _words(flag: Flag, value: Any) -> list[str]:
+    if flag.is_switch:
+        return [flag.name]
+    if flag.is_repeatable:
+        return [word for name, text in value for word in (flag.name, f"{name}={text}")]
+    return [flag.name, _size(value) if flag.field.name.endswith("_bytes") else _number(value)]
 
 
 def _number(value: Any) -> str:

@@ -64,7 +64,7 @@ class SearchResult(Shown):
         fitted = self.limits.as_json()
         del fitted["report"]
         return fitted | {
-            "recommended": self.recommended and self.recommended.as_json(),
+            "recommended": recommended.as_json() if (recommended := self.recommended) is not None else None,
             "trials": [trial.as_json() for trial in self.trials],
             "trials_wanted": self.trials_wanted,
             "pareto": list(self.pareto),

@@ -10,7 +10,7 @@ import torch
 from amp_track._version import __version__
 from amp_track.config.inspection import Inspection, Support
 from amp_track.config.job import Job, JobFolder, Rank
-from amp_track.config.values import PRECISIONS
+from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput, InvalidReturnValue, StoreFailed, summary
 from amp_track.records.events import Event
 from amp_track.records.result import JobResult, JobStatus

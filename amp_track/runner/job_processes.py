@@ -13,8 +13,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
-import psutil
-
 from amp_track.config.inspection import Inspection
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import AmpTrackError
@@ -22,7 +20,7 @@ from amp_track.records.events import Event
 from amp_track.records.plan import Forecasts, PlanReport
 from amp_track.records.result import JobResult
 from amp_track.runner import fork_server, ranks
-from amp_track.workers import interrupts
+from amp_track.workers import interrupts, liveness
 
 _TRACKING_NICENESS = 10
 _EXIT_SECONDS = 10
@@ -110,10 +108,7 @@ class Child(Source):
 def _is_running(process: ForkServerProcess) -> bool:
     """Return whether the process runs. multiprocessing does not know if the fork server died."""
     assert process.pid is not None
-    try:
-        return psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return liveness.running(process.pid) is not None
 
 
 @contextlib.contextmanager

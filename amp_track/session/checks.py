@@ -11,7 +11,7 @@ from pathlib import Path
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job, loads_in_its_own_process
 from amp_track.config.options import Request
-from amp_track.config.values import PRECISIONS
+from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput, BadOption
 from amp_track.records.units import format_bytes
 from amp_track.targets import source

@@ -39,12 +39,13 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
     from amp_track.study.batch_sampler import Goal
 
     options, budget = session.request.max_batch_options, session.job.memory_budget_bytes
+    limit = limit_of(session)
     total_bytes = budget if budget is not None else free_bytes
     headroom_bytes = options.headroom.of(total_bytes) if options.headroom is not None else 0
     budget_bytes = total_bytes - headroom_bytes
     return Goal(
         precisions=session.precisions,
-        limit=limit_of(session),
+        limit=limit,
         budget_bytes=budget_bytes,
         headroom_bytes=headroom_bytes,
         first_batch=session.inspection.batch_size,
@@ -55,7 +56,7 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
             session,
             dataclasses.replace(session.job, grad_accum=accumulation_of(session)),
             budget_bytes=budget_bytes,
-            max_batch_size=limit_of(session).batch_size,
+            max_batch_size=limit.batch_size,
         ),
         beyond=0 if session.inspection.hardware.kind == "cpu" else _BEYOND,
     )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _PAGE, _PLAN = "report.html", "report.txt"
+_log = logging.getLogger("amp_track.commands")
 
 
 def keep_max_batches(result: MaxBatchResult, parent: Run) -> None:
@@ -126,7 +127,7 @@ def show_max_batches(studies: Studies, study: Study, goal: Goal) -> None:
     """Copy the trials of each precision of NAME/max-batch into a separate study for optuna-dashboard."""
     from amp_track.study import max_batches
 
-    with studies.alone("views"):
+    with studies.lock("views"):
         max_batches.show_by_precision(study, most=goal.limit.batch_size, limit_bytes=goal.budget_bytes)
 
 
@@ -152,7 +153,7 @@ def _note(studies: Studies, texts: Mapping[str, str]) -> None:
     """Add notes to parts of a study, by name. Skip parts that do not exist."""
     from amp_track.study import dashboard
 
-    with studies.alone("views"):  # the notes of two search workers could interleave
+    with studies.lock("views"):  # the notes of two search workers could interleave
         for part, text in texts.items():
             study = studies.existing(part)
             if study is not None:
@@ -170,11 +171,8 @@ def show_plots(studies: Studies, part: str, run_id: str, *, trials: Mapping[int,
     study = studies.existing(part)
     if study is not None and not is_key(run_id):
         made = {number: of_trial for number, of_trial in trials.items() if not is_key(of_trial)}
-        with studies.alone("views"):
+        with studies.lock("views"):
             dashboard.show_plots(study, run_id, made)
-
-
-_log = logging.getLogger("amp_track.commands")
 
 
 class LatePlots:

@@ -12,7 +12,7 @@ from amp_track.config import torchrun
 from amp_track.config.inspection import Inspection, resolve
 from amp_track.config.job import Job, JobFolder, synthetic_samples
 from amp_track.config.options import Request
-from amp_track.config.values import PRECISIONS
+from amp_track.config.precisions import PRECISIONS
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadInput
 from amp_track.records.events import Event

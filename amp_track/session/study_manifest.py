@@ -12,7 +12,7 @@ from pydantic import Json, TypeAdapter
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.config.options import CompareOptions, MaxBatchOptions, Request, SearchOptions, Stores
-from amp_track.config.values import PRECISIONS
+from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput
 from amp_track.runner.runner import JobRunner
 from amp_track.session.session import Session
@@ -137,7 +137,7 @@ def load(stores: Stores, shared: Storage) -> tuple[str, str, Study, Remembered]:
         )
     study = opening.load_study(f"{name}/{parts[0]}", shared)
     assert study is not None, "its name was just read"
-    manifest = storage.command_of(study, TypeAdapter(Json[Remembered]))
+    manifest = _known(study)
     if manifest is None:
         raise BadInput(
             f"Study {study.study_name} has no record of its command: it is just being created. Try again in a minute, "

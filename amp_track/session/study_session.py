@@ -9,12 +9,12 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from amp_track.config.cli_params import Affects
 from amp_track.config.job import Job
-from amp_track.config.options import MaxBatchOptions, Request
+from amp_track.config.options import Request
 from amp_track.records.units import format_bytes
 from amp_track.report import progress
 from amp_track.session.probe_jobs import MOST_EPOCHS
@@ -96,17 +96,17 @@ class Studies:
             if study is not None:
                 storage.end_stale_trials(study)
 
-    def alone(self, part: str) -> AbstractContextManager[None]:
-        """Hold a lock of this storage that all search workers share; see `study.database.alone`."""
-        from amp_track.study.database import alone
+    def lock(self, part: str) -> AbstractContextManager[None]:
+        """Hold a lock of this storage that all search workers share; see `study.database.worker_lock`."""
+        from amp_track.study.database import worker_lock
 
-        return alone(self._url, part, storage=self.storage)
+        return worker_lock(self._url, part, storage=self.storage)
 
     def free_bytes(self, study: Study) -> int:
         """Return the bytes that were free when the max-batch study began: without a budget they are its limit."""
         from amp_track.study import storage
 
-        with self.alone("memory"):
+        with self.lock("memory"):
             known_bytes = storage.free_bytes_of(study)
             if known_bytes is None:
                 known_bytes = self.session.inspection.free_bytes
@@ -179,7 +179,7 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
 
     with closing(studies), _hint_on_interrupt(), ExitStack() as stack:
         # Otherwise two search workers that start at the same time would create a run each.
-        with studies.alone(f"run of {study.study_name}"):
+        with studies.lock(f"run of {study.study_name}"):
             known = storage.parent_run_id_of(study)
             if known is not None and not tracker.exists(known):
                 known = None  # it is in another tracking store, or was deleted
@@ -196,7 +196,7 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
         if known is not None:
             _resume(studies, study, tracker, known)
         # From now on, end the run of each trial that this process finds, or that was taken for, stale.
-        storage.when_buried(studies.storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
+        storage.on_stale_trial(studies.storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
         yield TrackedStudy(studies.session, studies, study, tracker, parent, plots)
 
 
@@ -211,12 +211,8 @@ def _describe(session: Session, parent: Run) -> None:
 
 def _options(request: Request) -> dict[str, str]:
     """Return the max-batch options that are not the default, and the option that is compared."""
-    max_batch = {
-        item.name: (item.default, getattr(request.max_batch_options, item.name)) for item in fields(MaxBatchOptions)
-    }
-    given = {
-        name: str(value) for name, (default, value) in max_batch.items() if value != default and name != "precisions"
-    }
+    options = request.max_batch_options
+    given = {flag.field.name: str(getattr(options, flag.field.name)) for flag in options.changed()}
     vary = request.compare_options.vary if request.compare_options is not None else None
     return given | ({"vary": vary[0]} if vary is not None else {})
 

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter
 
 from amp_track.batch_search.search import Hint, Limit, MaxBatch, Next, Probe, explore, line_of
-from amp_track.config.values import PRECISIONS
+from amp_track.config.precisions import PRECISIONS
 from amp_track.records.plan import Forecast
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.study import optuna_internals, storage

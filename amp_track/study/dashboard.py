@@ -11,7 +11,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import optuna
 
 from amp_track.records.result import JobResult
-from amp_track.records.units import format_bytes
+from amp_track.records.units import MEBIBYTE, format_bytes
 from amp_track.study import optuna_internals
 from amp_track.study.opening import open_existing_storage
 from amp_track.workers.servers import is_loopback
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 
-_MEBIBYTE = 2**20
 _NOTE_PIECE = 2045
 """Number of characters in each piece of a note."""
 
@@ -101,7 +100,7 @@ def show_columns(trial: optuna.Trial, job_result: JobResult) -> None:
 
 def mebibytes(size_bytes: int | None) -> float | None:
     """Return a size in MiB, rounded for display."""
-    return round(size_bytes / _MEBIBYTE, 1) if size_bytes is not None else None
+    return round(size_bytes / MEBIBYTE, 1) if size_bytes is not None else None
 
 
 class _ThreadedServer(ThreadingMixIn, WSGIServer):
@@ -117,7 +116,7 @@ class _QuietHandler(WSGIRequestHandler):
         """Log nothing."""
 
 
-class _Pictures:
+class _PlotStore:
     """A read-only artifact store for optuna-dashboard: the plots of MLflow's runs."""
 
     def __init__(self, open_plot: Callable[[str], BinaryIO]) -> None:
@@ -153,7 +152,7 @@ def serve(host: str, port: int, *, storage_url: str, open_plot: Callable[[str], 
     """
     import optuna_dashboard
 
-    app = optuna_dashboard.wsgi(open_existing_storage(storage_url), artifact_store=_Pictures(open_plot))
+    app = optuna_dashboard.wsgi(open_existing_storage(storage_url), artifact_store=_PlotStore(open_plot))
     app = _without_sharing(app)
     if is_loopback(host):
         app = _for_hosts({host, "127.0.0.1", "localhost"}, app)

@@ -221,7 +221,7 @@ def _why_no_answer(error: BaseException | None) -> str | None:
 
 
 @contextlib.contextmanager
-def alone(url: str, part: str, *, storage: BaseStorage | None = None) -> Iterator[None]:
+def worker_lock(url: str, part: str, *, storage: BaseStorage | None = None) -> Iterator[None]:
     """Lock a block of code for one search worker: of this machine, or with PostgreSQL of all machines.
 
     For a journal, the lock reaches as far as the file locks of its file system: with NFS 4 to all machines.

@@ -39,8 +39,8 @@ def train_grid(
     value: Callable[[JobResult], float],
     is_known: Callable[[JobResult], bool] = lambda job_result: True,
     is_time_up: Callable[[], bool] = lambda: False,
-) -> list[Trained]:
-    """Train every point, in the order given.
+) -> None:
+    """Train every point, in the order given; `trained` returns the results.
 
     Stored results are reused, and points that another search worker is training are awaited.
 
@@ -53,9 +53,6 @@ def train_grid(
         value: returns the objective of a job result; NaN for none, which Optuna shows as FAIL.
         is_known: returns whether a job result counts; if not, the training is repeated.
         is_time_up: returns whether to start no more trainings.
-
-    Returns:
-        One result for each point, in the same order; only for the finished ones if time was up.
 
     Raises:
         BadInput: the study was created with other choices of a categorical.
@@ -84,7 +81,6 @@ def train_grid(
             run_one(study, objective)
         else:
             interrupts.sleep(POLL_SECONDS)
-    return trained(study, points, value=value, is_known=is_known)
 
 
 def trained(

@@ -131,12 +131,12 @@ class JournalFile(JournalFileBackend):
         self._shown, self._file = file, file.absolute()
         self._known = (0, b"")
         """The number of bytes read, and the last of them."""
-        with self._failures_told():
+        with self._as_store_failed():
             super().__init__(str(self._file), lock_obj=JournalLock(self._file))
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         """Yield the lines from a number on."""
-        with self._failures_told():
+        with self._as_store_failed():
             self._check()
             yield from super().read_logs(log_number_from)
             read_bytes = next(reversed(self._log_number_offset.values()))  # Optuna continues to read here
@@ -145,7 +145,7 @@ class JournalFile(JournalFileBackend):
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Write lines."""
-        with self._failures_told():
+        with self._as_store_failed():
             self._check()
             super().append_logs(logs)
 
@@ -162,7 +162,7 @@ class JournalFile(JournalFileBackend):
             return journal.read(place - start)
 
     @contextlib.contextmanager
-    def _failures_told(self) -> Iterator[None]:
+    def _as_store_failed(self) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ from amp_track.records.errors import BadInput
 from amp_track.stores import sqlite_files
 from amp_track.stores.addresses import StoreAddress
 from amp_track.study import database, optuna_internals
-from amp_track.study.database import SharedStorage, alone
+from amp_track.study.database import SharedStorage, worker_lock
 from amp_track.study.journal import SharedJournal
 
 Storage = SharedStorage | SharedJournal
@@ -44,7 +44,7 @@ def open_storage(url: str) -> Storage:
     address, times = StoreAddress.parse(url), database.TIMES
     if address.kind == "journal" and address.file is not None:
         return SharedJournal(address.file)
-    with alone(url, "tables"):
+    with worker_lock(url, "tables"):
         if address.file is not None and not sqlite_files.read(address.file).tables:
             sqlite_files.make_tables(address.file, _statements())
         return _open_database(

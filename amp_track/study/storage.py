@@ -24,7 +24,7 @@ from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.result import JobResult
 from amp_track.stores.locks import store_lock
 from amp_track.study import dashboard, optuna_internals
-from amp_track.study.database import WORKER, alone
+from amp_track.study.database import WORKER, worker_lock
 from amp_track.study.opening import Storage, reading
 from amp_track.workers import liveness
 
@@ -82,7 +82,7 @@ def open_study(
     """
     names, directions = [name for name, _ in objectives], [direction for _, direction in objectives]
     check_settings(name, storage, settings, directions)
-    with alone(url, "study", storage=storage):
+    with worker_lock(url, "study", storage=storage):
         study = optuna.create_study(study_name=name, storage=storage.cached, directions=directions, load_if_exists=True)
         if VERSION_ATTRIBUTE not in study.user_attrs:
             study.set_user_attr(VERSION_ATTRIBUTE, VERSION)
@@ -207,10 +207,10 @@ def end_stale_trials(study: optuna.Study) -> None:
             continue
         # The trial may have ended, and then its process, since the trials were read.
         if study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True).state is TrialState.FAIL:
-            bury(study, trial)
+            report_stale_trial(study, trial)
 
 
-def when_buried(shared: Storage, end_run: Callable[[str, int], None]) -> None:
+def on_stale_trial(shared: Storage, end_run: Callable[[str, int], None]) -> None:
     """Register a callback `end_run(study name, trial number)` for trials whose measurement is discarded.
 
     It is called if this process finds the trial's process dead, or was itself considered dead.
@@ -222,7 +222,7 @@ def when_buried(shared: Storage, end_run: Callable[[str, int], None]) -> None:
     shared.heartbeat_stale_trial_callback = callback
 
 
-def bury(study: optuna.Study, trial: FrozenTrial) -> None:
+def report_stale_trial(study: optuna.Study, trial: FrozenTrial) -> None:
     """Call the stale-trial callback of Optuna for a trial that this process has failed."""
     heartbeat = optuna_internals.heartbeat_of(study)
     callback = heartbeat.get_heartbeat_stale_trial_callback() if heartbeat is not None else None

@@ -77,7 +77,7 @@ def next_trial(study: optuna.Study) -> Iterator[NextTrial]:
             study.study_name,
             database.TIMES.grace,
         )
-        storage.bury(study, study.get_trials(deepcopy=False)[trial.number])
+        storage.report_stale_trial(study, study.get_trials(deepcopy=False)[trial.number])
     except BaseException:
         with contextlib.suppress(StoreFailed, UpdateFinishedTrialError):  # the first error is more informative
             study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)

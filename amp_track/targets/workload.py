@@ -237,11 +237,11 @@ def source_files(reference: str, workload: Workload) -> tuple[Path, tuple[str, .
     """
     module, colon, _ = reference.partition(":")
     own = Path(str(sys.modules[module].__file__) if colon else reference).resolve()
-    source = inspect.getsourcefile(type(workload)) or str(own)
-    class_file = Path(source).resolve()
+    class_source = inspect.getsourcefile(type(workload)) or str(own)
+    class_file = Path(class_source).resolve()
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     # Resolve folders before files: resolving the links of three thousand files takes 0.4 s.
-    homes = {str(class_file.parent), os.path.realpath(os.path.dirname(source))}
+    homes = {str(class_file.parent), os.path.realpath(os.path.dirname(class_source))}
     folders = {folder for folder in {os.path.dirname(file) for file in files if file} if os.path.isabs(folder)}
     beside = {folder for folder in folders if os.path.realpath(folder) in homes}
     loaded = {Path(file).resolve() for file in files if file and os.path.dirname(file) in beside}
@@ -307,11 +307,4 @@ def _import(reference: str, shown: str) -> ModuleType:
     try:
         return source.import_workload(reference)
     except Exception as error:
-        raise _import_failed(shown, error) from error
-
-
-def _import_failed(what: str, error: Exception) -> BadInput:
-    return BadInput(
-        f"{what}: its import raised {summary(error)}",
-        detail=users_traceback(error),
-    )
+        raise BadInput(f"{shown}: its import raised {summary(error)}", detail=users_traceback(error)) from error

@@ -17,6 +17,7 @@ from amp_track.records.diagnosis import LayerGradients
 from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
 from amp_track.records.metrics import LOGGED_METRICS
 from amp_track.records.result import JobResult
+from amp_track.records.units import MEBIBYTE
 from amp_track.tracking.outbox import Sink
 from amp_track.tracking.writes import (
     METRICS_PER_BATCH,
@@ -35,7 +36,6 @@ from amp_track.tracking.writes import (
     now_ms,
 )  # fmt: skip
 
-_MEBIBYTE = 2**20
 _FLUSH_SECONDS = 2.0
 _TABLES = "mlflow.loggedArtifacts"
 """The tag that lists the files that MLflow's UI shows as tables instead of JSON."""
@@ -98,7 +98,7 @@ class Run:
 
     def predicted(self, peak_bytes: int | None) -> None:
         """Log the predicted peak memory of the job."""
-        self.metric(names.PREDICTED_MEMORY, peak_bytes / _MEBIBYTE if peak_bytes is not None else None)
+        self.metric(names.PREDICTED_MEMORY, peak_bytes / MEBIBYTE if peak_bytes is not None else None)
 
     def event(self, event: Event, metric_name: str) -> None:
         """Log one event of the job."""

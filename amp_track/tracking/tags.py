@@ -16,7 +16,7 @@ from mlflow.entities import Run as StoredRun
 
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
-from amp_track.config.values import PRECISION_COLORS
+from amp_track.config.precisions import PRECISION_COLORS
 from amp_track.tracking.run import Run
 from amp_track.workers import liveness
 

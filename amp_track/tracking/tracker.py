@@ -312,10 +312,10 @@ class Tracker:
     def _end_abandoned(self, experiment_id: str) -> int:
         """End the runs of an experiment whose process has died as KILLED. Return their number."""
         running = self._ask(lambda: self._client.search_runs([experiment_id], "attributes.status = 'RUNNING'"))
-        gone = stale_runs(running)
-        for run in gone:
+        stale = stale_runs(running)
+        for run in stale:
             self._kill(run)
-        return len(gone)
+        return len(stale)
 
     def _kill(self, run: StoredRun) -> None:
         for write in killed(run.info.start_time or 0):

@@ -48,12 +48,20 @@ def is_at_work(process: dict[str, Any]) -> bool:
         return False
 
 
+def running(pid: int) -> psutil.Process | None:
+    """Return the process with this PID; None if there is none, or if it has ended and waits for its parent."""
+    try:
+        found = psutil.Process(pid)
+        return None if found.status() == psutil.STATUS_ZOMBIE else found
+    except psutil.NoSuchProcess:
+        return None
+
+
 def _find(process: dict[str, Any]) -> psutil.Process | None:
     """Return a running process; None if it has ended, or if its PID was reused."""
+    if (found := running(process["pid"])) is None:
+        return None
     try:
-        found = psutil.Process(process["pid"])
-        if found.status() == psutil.STATUS_ZOMBIE:
-            return None
         if process.get("start_ticks") is not None:
             is_same = _start_ticks(found.pid) == process["start_ticks"]
         else:

@@ -17,7 +17,7 @@ from amp_track.commands.ui import find
 from amp_track.config import values
 from amp_track.config.job import Job
 from amp_track.config.options import CompareOptions, Stores
-from amp_track.config.values import PRECISION_COLORS
+from amp_track.config.precisions import PRECISION_COLORS
 from amp_track.report import links
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")

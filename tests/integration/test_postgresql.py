@@ -21,7 +21,7 @@ from support import DIGITS, request
 from amp_track.commands.max_batch import max_batch
 from amp_track.config.job import Job
 from amp_track.records import masking
-from amp_track.study.database import alone
+from amp_track.study.database import worker_lock
 from amp_track.study.opening import open_storage
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
@@ -171,9 +171,9 @@ def test_a_trial_whose_making_has_no_answer_is_failed(server: Server, url: str) 
 
 _TWO = """
 import sys
-from amp_track.study.database import alone
+from amp_track.study.database import worker_lock
 print("asks", flush=True)
-with alone(sys.argv[1], "run"):
+with worker_lock(sys.argv[1], "run"):
     print("is alone", flush=True)
 """
 
@@ -185,8 +185,8 @@ def test_a_block_is_for_one_worker_of_all_machines_until_it_has_been_stopped_for
     other_machine = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "other machine")}
     pipe = subprocess.PIPE
     with (
-        alone(url, "study"),
-        alone(url, "run"),
+        worker_lock(url, "study"),
+        worker_lock(url, "run"),
         subprocess.Popen(command, stdout=pipe, text=True, env=other_machine) as waiting,
     ):
         assert waiting.stdout is not None
@@ -195,10 +195,10 @@ def test_a_block_is_for_one_worker_of_all_machines_until_it_has_been_stopped_for
         waiting.kill()
     with monkeypatch.context() as patch:
         patch.setattr("amp_track.study.database._HOLD_SECONDS", 1)
-        with alone(url, "run"):
+        with worker_lock(url, "run"):
             done = subprocess.run(command, stdout=pipe, text=True, env=other_machine, timeout=60)
     assert done.stdout.splitlines() == ["asks", "is alone"]
-    with pytest.raises(LookupError), alone(url, "run"):
+    with pytest.raises(LookupError), worker_lock(url, "run"):
         raise LookupError
     done = subprocess.run(command, stdout=pipe, text=True, env=other_machine, timeout=30)
     assert done.stdout.splitlines() == ["asks", "is alone"]

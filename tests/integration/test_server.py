@@ -129,7 +129,7 @@ def test_a_server_that_is_killed_and_comes_back_has_every_record_once(server: Se
         assert max_batch.stdout is not None
         said += max_batch.stdout.read()
         assert max_batch.wait() == 0, said
-    assert said.count("accepts no records now") == 1, "it is told once"
+    assert said.count("accepts no records now") == 1, "one warning"
     assert "Traceback" not in said
     if "records wait in" in said:  # the search was over before the server was back
         done(*FIT, "--tracking-uri", server.address)

@@ -8,7 +8,7 @@ from PIL import Image, ImageColor
 
 from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
-from amp_track.config.values import PRECISION_COLORS
+from amp_track.config.precisions import PRECISION_COLORS
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.report import max_batch as max_batch_report

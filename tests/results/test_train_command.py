@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from amp_track.config.commands import FLAGS, request_of
 from amp_track.config.job import Job
-from amp_track.config.values import PRECISIONS
+from amp_track.config.precisions import PRECISIONS
 from amp_track.results.recommendation import train_command
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="=,\0", exclude_categories=("C", "Z")), min_size=1)

@@ -6,7 +6,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from amp_track.config.job import Job
-from amp_track.config.values import PRECISIONS
+from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobResult
 from amp_track.study.grid import Point, train_grid

@@ -13,7 +13,7 @@ from amp_track.config.values import Tolerance
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.equivalence import SeedsResult
 from amp_track.results.trial_row import TrialRow
-from amp_track.study import opening, storage
+from amp_track.study import grid, opening, storage
 from amp_track.study.grid import Point, train_grid
 
 JOB = Job(batch_size=8, seed=3)
@@ -45,13 +45,12 @@ class Trainings:
 
 
 def train(study: optuna.Study, points: list[Point], trainings: Trainings) -> list[TrialRow]:
-    trained = train_grid(
-        study,
-        points,
-        distributions={"precision": CategoricalDistribution(("fp32", "amp")), "seed": IntDistribution(0, 9)},
-        run_training=trainings,
-        value=lambda job_result: job_result.metric if job_result.metric is not None else math.nan,
-    )
+    def value(job_result: JobResult) -> float:
+        return job_result.metric if job_result.metric is not None else math.nan
+
+    distributions = {"precision": CategoricalDistribution(("fp32", "amp")), "seed": IntDistribution(0, 9)}
+    train_grid(study, points, distributions=distributions, run_training=trainings, value=value)
+    trained = grid.trained(study, points, value=value)
     assert [training.point for training in trained] == points, "one for each, in order"
     return [
         TrialRow(

@@ -13,9 +13,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from amp_track.batch_search.memory_line import Point, line_through
-from amp_track.config.precisions import REFERENCE
-from amp_track.config.values import PRECISION_COLORS, PRECISIONS
-from amp_track.records.units import format_bytes
+from amp_track.config.precisions import PRECISION_COLORS, PRECISIONS, REFERENCE
+from amp_track.records.units import MEBIBYTE, format_bytes
 from amp_track.report.curves import thinned
 from amp_track.report.page.svg import INK
 from amp_track.report.wording import counted
@@ -37,7 +36,6 @@ _MOST_POINTS = 400
 """The maximum number of points per curve: more overlap and enlarge the page."""
 _End = tuple[float, float, str, str]
 """The x and y of the last point of a curve, its name and its color."""
-_MEBIBYTE = 2**20
 _MOST_SCALES = 6
 """The maximum number of scale curves in one chart."""
 _SPREAD = 4
@@ -120,22 +118,22 @@ def memory(fitted: MaxBatchResult) -> Chart | None:
         fits = {probe.batch_size: probe.measured_bytes or 0 for probe in own if probe.job_result.fits}
         fails = {probe.batch_size: probe.measured_bytes or 0 for probe in own if not probe.job_result.fits}
         color = PRECISION_COLORS[name]
-        axes.plot(list(fits), [size / _MEBIBYTE for size in fits.values()], "o", color=color, markersize=4)
-        axes.plot(list(fails), [size / _MEBIBYTE for size in fails.values()], "x", color=color, markersize=7)
+        axes.plot(list(fits), [size / MEBIBYTE for size in fits.values()], "o", color=color, markersize=4)
+        axes.plot(list(fails), [size / MEBIBYTE for size in fails.values()], "x", color=color, markersize=7)
         points = [Point(batch, size) for batch, size in sorted(fits.items())]
         line = line_through(points, fitted.limit_bytes or points[-1].size_bytes) if points else None
         if line is not None:
             last = max([*fits, *fails])
-            axes.plot([0, last], [line.at(batch) / _MEBIBYTE for batch in (0, last)], color=color, linewidth=0.9)
+            axes.plot([0, last], [line.at(batch) / MEBIBYTE for batch in (0, last)], color=color, linewidth=0.9)
         if fits:
             batch = max(fits)
-            ends.append((float(batch), fits[batch] / _MEBIBYTE, name, color))
+            ends.append((float(batch), fits[batch] / MEBIBYTE, name, color))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     most_bytes = max(probe.measured_bytes or 0 for probe in probes)
     # Free memory may be a hundred times the peaks of a small data set: its line would flatten everything else.
     if fitted.limit_bytes and (fitted.job.memory_budget_bytes is not None or fitted.limit_bytes < 2 * most_bytes):
-        _horizontal(axes, fitted.limit_bytes / _MEBIBYTE, f"limit: {format_bytes(fitted.limit_bytes)}")
+        _horizontal(axes, fitted.limit_bytes / MEBIBYTE, f"limit: {format_bytes(fitted.limit_bytes)}")
     _label_ends(axes, ends)
     failed = sum(not probe.job_result.fits for probe in probes)
     return Chart(
@@ -157,7 +155,7 @@ def predicted(fitted: MaxBatchResult) -> Chart | None:
     ends = []
     for name in _in_order(probe.precision for probe in known):
         points = [
-            ((probe.predicted_bytes or 0) / _MEBIBYTE, (probe.measured_bytes or 0) / _MEBIBYTE)
+            ((probe.predicted_bytes or 0) / MEBIBYTE, (probe.measured_bytes or 0) / MEBIBYTE)
             for probe in known
             if probe.precision == name
         ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from amp_track.records.units import MEBIBYTE
 from amp_track.report.summary import Result
 from amp_track.report.table import Column, Row
 from amp_track.results.compare import CompareResult
 from amp_track.results.search import SearchResult
 from amp_track.results.trial_row import TrialRow
 
-_MEBIBYTE = 2**20
 _FRONT = "on the Pareto front"
 
 
@@ -88,4 +88,4 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _mebibytes(size_bytes: int | None) -> str:
-    return _number(size_bytes / _MEBIBYTE if size_bytes is not None else None, ".1f")
+    return _number(size_bytes / MEBIBYTE if size_bytes is not None else None, ".1f")

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from amp_track.config.precisions import Precision
-from amp_track.config.values import PRECISIONS
+from amp_track.config.precisions import PRECISIONS, Precision
 from amp_track.training.amp.precision import float32_precision, support
 
 
