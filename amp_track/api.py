@@ -215,11 +215,11 @@ def _given(name: str, flag: Flag, value: Any) -> Any:
         return value
     try:
         texts = _texts(name, flag, value)
-        (given,) = [texts] if flag.is_repeatable else texts
+        (given,) = [texts] if flag.setting.repeatable else texts
         if not (name == "batch_size" and given == "auto"):  # auto is not a number, but valid
             flag.value(given)
     except (TypeError, ValueError):
-        raise BadInput(f"{name}: got {_shown(value)}, expected {flag.field.metadata['expected']}") from None
+        raise BadInput(f"{name}: got {_shown(value)}, expected {flag.setting.expected}") from None
     return given
 
 
@@ -234,7 +234,7 @@ def _texts(name: str, flag: Flag, value: Any) -> list[str]:
         join = _joined if name == "vary" else _option_text
         return [f"{option}={join(of_option)}" for option, of_option in value.items()]
     if flag.takes_several and _has_several(value):
-        return [_text(each) for each in value] if flag.is_repeatable else [_joined(map(_text, value))]
+        return [_text(each) for each in value] if flag.setting.repeatable else [_joined(map(_text, value))]
     return [_text(value)]
 
 

@@ -69,17 +69,16 @@ _SWITCHES = ["--json", *{flag.name for of_command in FLAGS.values() for flag in 
 
 def _parameter(flag: Flag) -> inspect.Parameter:
     """Return the parameter that typer reads: `Flag.value` parses its text."""
-    metadata = flag.field.metadata
-    default = flag.field.default
-    shown = flag.is_switch or metadata["shown_default"] or (str(default) if default is not None else False)
+    setting, default = flag.setting, flag.field.default
+    shown = flag.is_switch or setting.shown_default or (str(default) if default is not None else False)
     option = typer.Option(
         flag.name,
-        help=metadata["help"],
-        metavar=metadata.get("metavar"),
+        help=setting.help,
+        metavar=setting.metavar or None,
         show_default=shown,
-        rich_help_panel=metadata["panel"],
+        rich_help_panel=setting.panel,
     )
-    kind: Any = bool if flag.is_switch else list[str] | None if flag.is_repeatable else str | None
+    kind: Any = bool if flag.is_switch else list[str] | None if setting.repeatable else str | None
     return inspect.Parameter(
         flag.parameter,
         inspect.Parameter.KEYWORD_ONLY,

@@ -203,7 +203,7 @@ def _merged(request: Request, job: Job) -> Job:
         name, new, old = flag.field.name, getattr(request.job, flag.field.name), getattr(job, flag.field.name)
         if name not in request.given or new == old:
             continue
-        if not flag.field.metadata["resumable"]:
+        if not flag.setting.resumable:
             raise BadInput(f"{flag.name}: got {new} with --resume, expected {old}, the value of the run.")
         changes[name] = new
     if "epochs" in changes or "steps" in changes:

@@ -6,12 +6,12 @@ Errors are one line: the flag, the given value and the expected one. `amp_track.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from amp_track.config import values
+from amp_track.config.values import Kind
 from amp_track.records.errors import BadInput
 
 
@@ -38,69 +38,37 @@ class Panel(StrEnum):
     STORES = "Stores"
 
 
-def setting(
-    default: Any,
-    help: str,
-    parse: Callable[[str], Any],
-    *,
-    expected: str,
-    flag: str | None = None,
-    metavar: str = "TEXT",
-    repeatable: bool = False,
-    shown_default: str | None = None,
-    affects: Affects | None = None,
-    resumable: bool = False,
-    panel: Panel = Panel.EVERYDAY,
-) -> Any:
-    """Return a dataclass field that is also a command-line flag.
+@dataclass(frozen=True)
+class Setting:
+    """The description of a flag, in the metadata of its field."""
 
-    Args:
-        default: the value without the flag.
-        help: one sentence for `--help`.
-        parse: returns the value of a text; raises ValueError for an invalid text.
-        expected: describes a valid value in the error message.
-        flag: the flag's name; by default the field's, with dashes.
-        metavar: the placeholder of the value in `--help`.
-        repeatable: the flag may be given several times; `parse` gets each text, the field is a tuple.
-        shown_default: the default in `--help`, where the value itself does not explain it.
-        affects: the results that it changes; required for a flag of a Job.
-        resumable: whether `train --resume` may change it.
-        panel: the panel of `--help` that shows it.
-    """
-    return dataclasses.field(
-        default=default,
-        metadata={
-            "help": help,
-            "parse": parse,
-            "expected": expected,
-            "flag": flag,
-            "metavar": metavar,
-            "repeatable": repeatable,
-            "shown_default": shown_default,
-            "affects": affects,
-            "resumable": resumable,
-            "panel": panel,
-        },
-    )
+    help: str
+    kind: Kind[Any] | None
+    """None for a switch: a flag without a value, off unless given."""
+    flag: str | None = None
+    """The flag's name; by default the field's, with dashes."""
+    expected: str = ""
+    metavar: str = ""
+    repeatable: bool = False
+    """The flag may be given several times: `kind` gets each text, the field is a tuple."""
+    shown_default: str | None = None
+    """The default in `--help`, where the value itself does not explain it."""
+    affects: Affects | None = None
+    """The results that it changes; required for a flag of a Job."""
+    resumable: bool = False
+    """Whether `train --resume` may change it."""
+    panel: Panel = Panel.EVERYDAY
 
 
-def count(default: int | None, help: str, **more: Any) -> Any:
-    """Return a `setting` that is a whole number of 1 or more."""
-    expected = "a whole number of 1 or more"
-    return setting(default, help, values.positive_integer, expected=expected, metavar="N", **more)
+def setting(default: Any, kind: Kind[Any], help: str, **more: Any) -> Any:
+    """Return a dataclass field that is also a command-line flag; `more` are other attributes of `Setting`."""
+    words = {"expected": kind.expected, "metavar": kind.metavar} | more
+    return dataclasses.field(default=default, metadata={"setting": Setting(help, kind, **words)})
 
 
-def switch(help: str, *, affects: Affects | None = None, resumable: bool = False, panel: Panel = Panel.EVERYDAY) -> Any:
+def switch(help: str, **more: Any) -> Any:
     """Return a dataclass field that is a flag without a value, off unless given."""
-    metadata = {
-        "help": help,
-        "flag": None,
-        "repeatable": False,
-        "affects": affects,
-        "resumable": resumable,
-        "panel": panel,
-    }
-    return dataclasses.field(default=False, metadata=metadata)
+    return dataclasses.field(default=False, metadata={"setting": Setting(help, None, **more)})
 
 
 @dataclass(frozen=True)
@@ -111,16 +79,17 @@ class Flag:
     field: dataclasses.Field[Any]
 
     @property
+    def setting(self) -> Setting:
+        found: Setting = self.field.metadata["setting"]
+        return found
+
+    @property
     def name(self) -> str:
-        return "--" + (self.field.metadata["flag"] or self.field.name.replace("_", "-"))
+        return "--" + (self.setting.flag or self.field.name.replace("_", "-"))
 
     @property
     def is_switch(self) -> bool:
-        return "parse" not in self.field.metadata
-
-    @property
-    def is_repeatable(self) -> bool:
-        return bool(self.field.metadata["repeatable"])
+        return self.setting.kind is None
 
     @property
     def takes_several(self) -> bool:
@@ -140,32 +109,25 @@ class Flag:
         """
         if self.is_switch:
             return bool(given)
-        if self.is_repeatable:
+        if self.setting.repeatable:
             return tuple(self._parsed(text) for text in given or ())
         return self._parsed(given) if given is not None else self.field.default
 
     def _parsed(self, text: str) -> Any:
-        expected = self.field.metadata["expected"]
+        assert self.setting.kind is not None
         if not text:
-            raise BadInput(f"{self.name}: got '', expected {expected}; is a shell variable not set?")
+            raise BadInput(f"{self.name}: got '', expected {self.setting.expected}; is a shell variable not set?")
         try:
             text.encode()  # non-UTF-8 bytes become lone surrogates, which no store accepts
-            return self.field.metadata["parse"](text)
+            return self.setting.kind(text)
         except ValueError:
-            raise BadInput(f"{self.name}: got {text!r}, expected {expected}") from None
+            raise BadInput(f"{self.name}: got {text!r}, expected {self.setting.expected}") from None
 
 
-def flags_of(owner: type, *, without: Sequence[str] = ()) -> list[Flag]:
-    """Return the flags of a dataclass, except the named fields."""
-    return [
-        Flag(owner, item) for item in dataclasses.fields(owner) if "help" in item.metadata and item.name not in without
-    ]
-
-
-def flags_named(owner: type, *fields: str) -> list[Flag]:
-    """Return the flags of these fields of a dataclass, in this order."""
-    by_field = {flag.field.name: flag for flag in flags_of(owner)}
-    return [by_field[name] for name in fields]
+def flags_of(owner: type, *names: str, without: Sequence[str] = ()) -> list[Flag]:
+    """Return the flags of a dataclass: those of the named fields in this order, or all except those in `without`."""
+    fields = {each.name: each for each in dataclasses.fields(owner) if "setting" in each.metadata}
+    return [Flag(owner, fields[name]) for name in names or fields if name not in without]
 
 
 def build(owner: type, flags: Sequence[Flag], given: Mapping[str, Any], **fixed: Any) -> Any:
@@ -175,11 +137,6 @@ def build(owner: type, flags: Sequence[Flag], given: Mapping[str, Any], **fixed:
         return owner(**(values | fixed))
     except ValueError as error:
         raise BadInput(str(error)) from None
-
-
-def given_fields(owner: type, flags: Sequence[Flag], given: Mapping[str, Any]) -> frozenset[str]:
-    """Return the fields of `owner` that were given."""
-    return frozenset(flag.field.name for flag in flags if flag.owner is owner and given.get(flag.parameter))
 
 
 def normalized(arguments: Sequence[str], switches: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from amp_track.config import torchrun
-from amp_track.config.cli_params import Flag, build, flag_named, flags_named, flags_of, given_fields
+from amp_track.config.cli_params import Flag, build, flag_named, flags_of
 from amp_track.config.job import Job
 from amp_track.config.options import (
     CompareOptions,
@@ -50,26 +50,26 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "compare": (
         *flags_of(CompareOptions),
-        *flags_named(MaxBatchOptions, "precisions"),
-        *flags_named(SearchOptions, "seeds", "tolerance"),
+        *flags_of(MaxBatchOptions, "precisions"),
+        *flags_of(SearchOptions, "seeds", "tolerance"),
         *flags_of(Job, without=("precision", "checkpoint_every")),
         *flags_of(Stores),
     ),
     "dtypes": (
-        *flags_named(Job, "precision", "device", "channels_last", "seed", "synthetic", "options"),
+        *flags_of(Job, "precision", "device", "channels_last", "seed", "synthetic", "options"),
         *flags_of(Example),
     ),
     "plan": (
         *flags_of(PlanOptions),
-        *flags_named(MaxBatchOptions, "precisions", "max_batch_size", "effective_batch_size"),
-        *flags_named(Job, "batch_size", "grad_accum", "max_grad_norm", "channels_last", "options"),
+        *flags_of(MaxBatchOptions, "precisions", "max_batch_size", "effective_batch_size"),
+        *flags_of(Job, "batch_size", "grad_accum", "max_grad_norm", "channels_last", "options"),
         *flags_of(Stores, without=("study", "storage")),
     ),
     "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study", "experiment"))),
     "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study", "experiment"))),
     "worker": (
         *flags_of(WorkOptions),
-        *flags_named(Job, "device"),
+        *flags_of(Job, "device"),
         *flags_of(Trust),
         *flags_of(Stores, without=("study", "experiment")),
     ),
@@ -115,7 +115,8 @@ def request_of(command: str, workload: str | None, given: Mapping[str, Any], *, 
     return Request(
         job=build(Job, flags, given, **job),
         **{item.name: build(type(item.default), flags, given) for item in options},
-        given=given_fields(Job, flags, given) | ({"workload"} if workload is not None else set()),
+        given=frozenset(flag.field.name for flag in flags if flag.owner is Job and given.get(flag.parameter))
+        | ({"workload"} if workload is not None else set()),
         owns_process=owns_process,
         **fixed,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_track.config import precisions, values
-from amp_track.config.cli_params import Affects, Panel, count, setting, switch
+from amp_track.config.cli_params import Affects, Panel, setting, switch
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
 
@@ -25,170 +25,89 @@ class Job:
     `None` means the workload's default. `resolve` replaces it, so that a resolved job holds the values that were used.
     """
 
+    # fmt: off
     workload: str = DEFAULT_WORKLOAD
-    precision: str = setting(
-        "amp",
-        f"{precisions.described()}.",
-        values.precision,
-        expected=f"one of {', '.join(precisions.PRECISIONS)}",
-        metavar="NAME",
-        affects=Affects.TRIAL,
-    )
+    precision: str = setting("amp", values.precision, f"{precisions.described()}.", affects=Affects.TRIAL)
     batch_size: int | None = setting(
-        None,
-        "Samples per batch. auto finds the max batch first and trains at it.",
-        values.positive_integer,
-        expected="a whole number of 1 or more, or auto",
-        metavar="N|auto",
-        shown_default="the workload's",
-        affects=Affects.TRIAL,
+        None, values.positive_integer, "Samples per batch. auto finds the max batch first and trains at it.",
+        expected="a whole number of 1 or more, or auto", metavar="N|auto", shown_default="the workload's",
+        affects=Affects.TRIAL
     )
-    epochs: int | None = count(
-        None,
-        "Passes over the training data.",
-        shown_default="the workload's",
-        affects=Affects.TRAINING,
-        resumable=True,
+    epochs: int | None = setting(
+        None, values.positive_integer, "Passes over the training data.", shown_default="the workload's",
+        affects=Affects.TRAINING, resumable=True
     )
-    steps: int | None = count(
-        None,
-        "Optimizer steps, instead of --epochs.",
-        shown_default="none",
-        affects=Affects.TRAINING,
-        resumable=True,
-        panel=Panel.TRAINING,
+    steps: int | None = setting(
+        None, values.positive_integer, "Optimizer steps, instead of --epochs.", shown_default="none",
+        affects=Affects.TRAINING, resumable=True, panel=Panel.TRAINING
     )
     learning_rate: float | None = setting(
-        None,
-        "Learning rate.",
-        values.positive_number,
-        expected="a number above 0",
-        flag="lr",
-        metavar="LR",
-        shown_default="the workload's",
-        affects=Affects.TRAINING,
+        None, values.positive_number, "Learning rate.", flag="lr", metavar="LR", shown_default="the workload's",
+        affects=Affects.TRAINING
     )
     lr_scaling: str = setting(
-        "none",
+        "none", values.one_of("none", "linear", "sqrt", metavar="RULE"),
         "Scale the learning rate with the batch size, relative to the workload's own: none, linear (SGD), sqrt (Adam).",
-        values.one_of("none", "linear", "sqrt"),
-        expected="one of none, linear, sqrt",
-        metavar="RULE",
-        affects=Affects.TRAINING,
-        panel=Panel.TRAINING,
+        affects=Affects.TRAINING, panel=Panel.TRAINING
     )
     seed: int = setting(
-        0, "Random seed of the initial weights and of the order of samples.", values.seed,
-        expected="a whole number from 0 to 2147483647", metavar="N",
-        affects=Affects.TRAINING, panel=Panel.TRAINING,
-    )  # fmt: skip
+        0, values.seed, "Random seed of the initial weights and of the order of samples.", affects=Affects.TRAINING,
+        panel=Panel.TRAINING
+    )
     device: str = setting(
-        "auto",
-        "cpu, cuda, cuda:1, mps, … or auto: the first accelerator, else the CPU.",
-        values.device,
-        expected="auto, cpu, or an accelerator such as cuda, cuda:1, mps",
-        metavar="NAME",
-        affects=Affects.MAX_BATCH,
-        resumable=True,
+        "auto", values.device, "cpu, cuda, cuda:1, mps, … or auto: the first accelerator, else the CPU.",
+        affects=Affects.MAX_BATCH, resumable=True
     )
     memory_budget_bytes: int | None = setting(
-        None,
-        "Memory limit of a job, such as 6GiB or 512MiB. It is enforced.",
-        values.byte_size,
-        expected="a size above 0 with its unit, such as 6GiB or 512MiB",
-        flag="memory-budget",
-        metavar="SIZE",
-        shown_default="the device's free memory",
-        affects=Affects.MAX_BATCH,
-        resumable=True,
+        None, values.byte_size, "Memory limit of a job, such as 6GiB or 512MiB. It is enforced.", flag="memory-budget",
+        shown_default="the device's free memory", affects=Affects.MAX_BATCH, resumable=True
     )
-    grad_accum: int = count(
-        1,
-        "Batches per optimizer step: their gradients are accumulated.",
-        affects=Affects.MAX_BATCH,
-        panel=Panel.TRAINING,
+    grad_accum: int = setting(
+        1, values.positive_integer, "Batches per optimizer step: their gradients are accumulated.",
+        affects=Affects.MAX_BATCH, panel=Panel.TRAINING
     )
     max_grad_norm: float | None = setting(
-        None,
-        "Clip the gradient norm to this value, after unscaling.",
-        values.positive_number,
-        expected="a number above 0",
-        metavar="NORM",
-        shown_default="no clipping",
-        affects=Affects.MAX_BATCH,
-        panel=Panel.TRAINING,
+        None, values.positive_number, "Clip the gradient norm to this value, after unscaling.",
+        metavar="NORM", shown_default="no clipping", affects=Affects.MAX_BATCH, panel=Panel.TRAINING
     )
-    nproc: int = count(
-        1,
+    nproc: int = setting(
+        1, values.positive_integer,
         "Processes (ranks) for data-parallel training. Batch size and memory budget are per process.",
-        affects=Affects.MAX_BATCH,
-        panel=Panel.TRAINING,
+        affects=Affects.MAX_BATCH, panel=Panel.TRAINING
     )
     num_workers: int | None = setting(
-        None,
+        None, values.natural_number,
         "Data-loading processes per rank. 0 loads in the training process, as always on a CPU with a memory budget.",
-        values.natural_number,
-        expected="a whole number of 0 or more",
-        metavar="N",
-        shown_default="the workload's",
-        affects=Affects.TRAINING,
-        resumable=True,
-        panel=Panel.TRAINING,
+        shown_default="the workload's", affects=Affects.TRAINING, resumable=True, panel=Panel.TRAINING
     )
     channels_last: bool = switch(
-        "Store image tensors in channels-last memory format.",
-        affects=Affects.MAX_BATCH,
-        panel=Panel.TRAINING,
+        "Store image tensors in channels-last memory format.", affects=Affects.MAX_BATCH, panel=Panel.TRAINING
     )
-    compile: bool = switch(
-        "Compile the model with torch.compile.",
-        affects=Affects.MAX_BATCH,
-        panel=Panel.TRAINING,
-    )
+    compile: bool = switch("Compile the model with torch.compile.", affects=Affects.MAX_BATCH, panel=Panel.TRAINING)
     synthetic: bool = switch(
         "Train on synthetic batches of the real shapes: measures memory and speed without the data, reports no metric.",
-        affects=Affects.MAX_BATCH,
-        panel=Panel.TRAINING,
+        affects=Affects.MAX_BATCH, panel=Panel.TRAINING
     )
-    grad_stats_every: int | None = count(
-        None,
+    grad_stats_every: int | None = setting(
+        None, values.positive_integer,
         "Measure float16 overflow and underflow in the gradients of every layer, every N steps.",
-        shown_default="never",
-        affects=Affects.MAX_BATCH,
-        resumable=True,
-        panel=Panel.TRAINING,
+        shown_default="never", affects=Affects.MAX_BATCH, resumable=True, panel=Panel.TRAINING
     )
-    checkpoint_every: int | None = count(
-        None,
+    checkpoint_every: int | None = setting(
+        None, values.positive_integer,
         "Save a checkpoint for --resume in the MLflow run every N steps. The best and the last are kept.",
-        shown_default="never",
-        affects=Affects.NOTHING,
-        resumable=True,
-        panel=Panel.TRAINING,
+        shown_default="never", affects=Affects.NOTHING, resumable=True, panel=Panel.TRAINING
     )
     job_timeout_seconds: float | None = setting(
-        None,
-        "Time limit of one job, and of importing the workload and loading its data: 90s, 10m, 2h.",
-        values.duration_seconds,
-        expected="a time above 0 with its unit, such as 90s, 10m or 1h30m, at most a century",
-        flag="job-timeout",
-        metavar="TIME",
-        shown_default="no limit",
-        affects=Affects.NOTHING,
-        resumable=True,
-        panel=Panel.TRAINING,
+        None, values.duration_seconds,
+        "Time limit of one job, and of importing the workload and loading its data: 90s, 10m, 2h.", flag="job-timeout",
+        shown_default="no limit", affects=Affects.NOTHING, resumable=True, panel=Panel.TRAINING
     )
     options: tuple[tuple[str, str], ...] = setting(
-        (),
-        "Set an option of the workload, such as width=32. Repeatable.",
-        values.option,
-        expected="option=value",
-        flag="set",
-        metavar="OPTION=VALUE",
-        repeatable=True,
-        shown_default="the workload's",
-        affects=Affects.MAX_BATCH,
+        (), values.option, "Set an option of the workload, such as width=32. Repeatable.", flag="set", repeatable=True,
+        shown_default="the workload's", affects=Affects.MAX_BATCH
     )
+    # fmt: on
     probe: bool = False
     """Whether to run only the steps that measure whether the batch fits; see `amp_track.training.trainer`."""
     probe_to_the_end: bool = True
@@ -230,9 +149,9 @@ class Job:
         return module.rpartition(".")[2] if colon else Path(module).stem
 
 
-assert all(item.metadata["affects"] is not None for item in dataclasses.fields(Job) if "help" in item.metadata), (
-    "a flag of a Job without `affects` would be missing from the fingerprint of studies"
-)
+assert all(
+    item.metadata["setting"].affects is not None for item in dataclasses.fields(Job) if "setting" in item.metadata
+), "a flag of a Job without `affects` would be missing from the fingerprint of studies"
 
 
 @dataclass(frozen=True, kw_only=True)

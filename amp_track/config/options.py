@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from amp_track.config import values
-from amp_track.config.cli_params import Flag, Panel, count, flags_of, setting, switch
+from amp_track.config.cli_params import Flag, Panel, flags_of, setting, switch
 from amp_track.config.job import Job
 from amp_track.config.precisions import PRECISIONS
 from amp_track.records import masking
@@ -21,45 +21,28 @@ from amp_track.stores.addresses import (
 )
 
 
+# fmt: off
 @dataclass(frozen=True, kw_only=True)
 class Stores:
     """The stores of results, and the names under which they are stored."""
 
     study: str | None = setting(
-        None,
-        "Name of the study. The same name resumes an interrupted study.",
-        values.study_name,
-        expected="a name of at most 500 printable characters, without a slash",
-        metavar="NAME",
-        shown_default="made from workload, device and budget",
+        None, values.study_name, "Name of the study. The same name resumes an interrupted study.",
+        shown_default="made from workload, device and budget"
     )
     experiment: str | None = setting(
-        None,
-        "MLflow experiment of new runs; resumed runs and studies stay in theirs.",
-        values.experiment_name,
-        expected="a name of at most 500 printable characters",
-        metavar="NAME",
-        shown_default=f"MLFLOW_EXPERIMENT_NAME or {DEFAULT_EXPERIMENT}",
-        panel=Panel.STORES,
+        None, values.experiment_name, "MLflow experiment of new runs; resumed runs and studies stay in theirs.",
+        shown_default=f"MLFLOW_EXPERIMENT_NAME or {DEFAULT_EXPERIMENT}", panel=Panel.STORES
     )
     storage: str = setting(
-        DEFAULT_STORAGE,
+        DEFAULT_STORAGE, values.storage,
         "Optuna's database. For search workers on several machines: postgresql+psycopg://user:password@host/name, or "
-        "a journal file PATH.log in a shared folder.",
-        str,
-        expected="a database address, or the path of a journal that ends in .log",
-        metavar="URL",
-        shown_default=f"{STORAGE_VARIABLE} or {DEFAULT_STORAGE}",
-        panel=Panel.STORES,
+        "a journal file PATH.log in a shared folder.", shown_default=f"{STORAGE_VARIABLE} or {DEFAULT_STORAGE}",
+        panel=Panel.STORES
     )
     tracking_uri: str | None = setting(
-        None,
-        "MLflow's database or tracking server.",
-        str,
-        expected="a database address or http://…",
-        metavar="URI",
-        shown_default=f"MLFLOW_TRACKING_URI or {DEFAULT_TRACKING_URI}",
-        panel=Panel.STORES,
+        None, values.tracking_uri, "MLflow's database or tracking server.",
+        shown_default=f"MLFLOW_TRACKING_URI or {DEFAULT_TRACKING_URI}", panel=Panel.STORES
     )
 
     def __post_init__(self) -> None:
@@ -82,51 +65,33 @@ class MaxBatchOptions:
     """How to find the max batch. `search` and `compare` use the precisions too."""
 
     precisions: tuple[str, ...] | None = setting(
-        None,
+        None, values.precisions,
         f"Precisions to compare, comma-separated: {', '.join(PRECISIONS)} (fp16 is the same as amp).",
-        values.precisions,
-        expected=f"names from {', '.join(PRECISIONS)}, separated by commas",
-        flag="precision",
-        metavar="NAMES",
-        shown_default="every one the device supports; plan: all",
+        flag="precision", shown_default="every one the device supports; plan: all"
     )
-    max_batch_size: int | None = count(
-        None,
-        "Upper limit of the batch sizes that are tried.",
-        shown_default="the number of training samples; plan: no limit",
-        panel=Panel.SEARCH,
+    max_batch_size: int | None = setting(
+        None, values.positive_integer, "Upper limit of the batch sizes that are tried.",
+        shown_default="the number of training samples; plan: no limit", panel=Panel.SEARCH
     )
     headroom: values.Headroom | None = setting(
-        None,
-        "Part of the budget to leave free at the max batch, such as 5% or 512MiB.",
-        values.headroom,
-        expected="a part of the budget, such as 5%, or a size, such as 512MiB",
-        metavar="SIZE",
-        shown_default="none",
-        panel=Panel.SEARCH,
+        None, values.headroom, "Part of the budget to leave free at the max batch, such as 5% or 512MiB.",
+        shown_default="none", panel=Panel.SEARCH
     )
-    multiple_of: int = count(
-        1,
+    multiple_of: int = setting(
+        1, values.positive_integer,
         "Also find the largest multiple of N that fits. Tensor cores are fastest at multiples of 8.",
-        panel=Panel.SEARCH,
+        panel=Panel.SEARCH
     )
     effective_batch_size: int | None = setting(
-        None,
+        None, values.effective_batch_size,
         "Samples per optimizer step. Recommends the batch size and the gradient accumulation that give it.",
-        values.effective_batch_size,
-        expected="a whole number from 1 to 2147483647",
-        metavar="N",
-        shown_default="no accumulation",
-        panel=Panel.SEARCH,
+        shown_default="no accumulation", panel=Panel.SEARCH
     )
     confirm_steps: int | Literal["epoch"] | None = setting(
-        None,
+        None, values.confirm_steps,
         "Steps of the confirmation run at each max batch. epoch: at least one full epoch. 0: no confirmation run.",
-        values.confirm_steps,
-        expected="a whole number, 0 or more, or epoch",
-        metavar="N|epoch",
         shown_default="3 epochs if they take at most 5 s, else 1 epoch of at most 60 s or 4 x the time of the probes",
-        panel=Panel.SEARCH,
+        panel=Panel.SEARCH
     )
 
     def changed(self) -> list[Flag]:
@@ -139,41 +104,26 @@ class MaxBatchOptions:
 class SearchOptions:
     """How `search` trains inside the max batches. `compare` uses the seeds and the tolerance too."""
 
-    trials: int = count(
-        12,
-        "Total number of training trials. A resumed study continues up to this total.",
+    trials: int = setting(
+        12, values.positive_integer, "Total number of training trials. A resumed study continues up to this total."
     )
     time_limit_seconds: float | None = setting(
-        None,
+        None, values.duration_seconds,
         "Start no training after this time: 90s, 30m, 2h. It does not limit the search for the max batches.",
-        values.duration_seconds,
-        expected="a time above 0 with its unit, such as 90s, 30m or 1h30m",
-        flag="time-limit",
-        metavar="TIME",
-        shown_default="no limit",
+        flag="time-limit", shown_default="no limit"
     )
     lr_range: tuple[float, float] | None = setting(
-        None,
-        "Also search the learning rate, in this interval.",
-        values.interval,
-        expected="two numbers above 0, the lower first, such as 1e-4,1e-2",
-        flag="lr-range",
-        metavar="LOW,HIGH",
-        shown_default="not searched",
-        panel=Panel.SEARCH,
+        None, values.interval, "Also search the learning rate, in this interval.", flag="lr-range",
+        shown_default="not searched", panel=Panel.SEARCH
     )
-    seeds: int = count(
-        1,
+    seeds: int = setting(
+        1, values.positive_integer,
         "Train every precision with N seeds at one batch size, and test whether the metric equals that of fp32.",
-        shown_default="1: no test",
+        shown_default="1: no test"
     )
     tolerance: values.Tolerance = setting(
-        values.Tolerance(fraction=0.01),
-        "Difference of the metric that does not matter: 1% of the value of fp32, or 0.005.",
-        values.tolerance,
-        expected="a part of the metric, such as 1%, or a number above 0, such as 0.005",
-        metavar="SIZE",
-        panel=Panel.SEARCH,
+        values.Tolerance(fraction=0.01), values.tolerance,
+        "Difference of the metric that does not matter: 1% of the value of fp32, or 0.005.", panel=Panel.SEARCH
     )
 
 
@@ -182,12 +132,8 @@ class CompareOptions:
     """The option that `compare` varies besides the precision."""
 
     vary: tuple[str, tuple[str, ...]] | None = setting(
-        None,
-        "Compare at several values of one option of the workload, such as width=16,64,256.",
-        values.options,
-        expected="option=value,value,…",
-        metavar="OPTION=V1,V2,…",
-        shown_default="the workload's options as they are",
+        None, values.options, "Compare at several values of one option of the workload, such as width=16,64,256.",
+        shown_default="the workload's options as they are"
     )
 
 
@@ -196,16 +142,13 @@ class Resumption:
     """The training that `train` resumes."""
 
     resume: str | None = setting(
-        None,
+        None, values.run_id,
         "Resume the training of this MLflow run from its newest checkpoint, with its workload and settings.",
-        values.run_id,
-        expected="the id of an MLflow run",
-        metavar="RUN_ID",
-        shown_default="a new training",
+        shown_default="a new training"
     )
     allow_changed_workload: bool = switch(
         "With --resume: continue although the workload's file, or a file that it imports, has changed.",
-        panel=Panel.TRAINING,
+        panel=Panel.TRAINING
     )
 
 
@@ -215,8 +158,7 @@ class Trust:
 
     trust_store: bool = switch(
         "Run the workload that the store names, even outside the working folder. Everyone who can write to the store "
-        "can then run code here.",
-        panel=Panel.STORES,
+        "can then run code here.", panel=Panel.STORES
     )
 
 
@@ -224,10 +166,7 @@ class Trust:
 class Example:
     """The batch that `dtypes` traces."""
 
-    batch_size: int = count(
-        2,
-        "Samples of the traced batch. A few are enough.",
-    )
+    batch_size: int = setting(2, values.positive_integer, "Samples of the traced batch. A few are enough.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,33 +174,17 @@ class PlanOptions:
     """The memory for which `plan` predicts the max batches."""
 
     memory_budgets: tuple[str, ...] = setting(
-        (),
-        "Memory limit to plan for, such as 6GiB. Repeatable.",
-        values.byte_size_text,
-        expected="a size above 0 with its unit, such as 6GiB or 512MiB",
-        flag="memory-budget",
-        metavar="SIZE",
-        repeatable=True,
-        shown_default="none: shows the memory at one batch size",
+        (), values.byte_size_text, "Memory limit to plan for, such as 6GiB. Repeatable.", flag="memory-budget",
+        repeatable=True, shown_default="none: shows the memory at one batch size"
     )
     gpus: tuple[str, ...] = setting(
-        (),
-        'GPU to plan for, such as "RTX 4090": its memory minus the CUDA context. Repeatable.',
-        str,
-        expected="the name of a GPU, such as RTX 4090",
-        flag="gpu",
-        metavar="NAME",
-        repeatable=True,
-        shown_default="none",
+        (), values.gpu, 'GPU to plan for, such as "RTX 4090": its memory minus the CUDA context. Repeatable.',
+        flag="gpu", repeatable=True, shown_default="none"
     )
     vary: tuple[tuple[str, tuple[str, ...]], ...] = setting(
-        (),
+        (), values.options,
         "Plan at several values of an option, such as finetune=head,all. Repeatable: plans every combination.",
-        values.options,
-        expected="option=value,value,…",
-        metavar="OPTION=V1,V2,…",
-        repeatable=True,
-        shown_default="the workload's options as they are",
+        repeatable=True, shown_default="the workload's options as they are"
     )
     what_if: bool = switch(
         "Also plan with one change at a time: each listed option of the workload, and channels-last."
@@ -274,12 +197,9 @@ class ReportOptions:
     """Where `report` writes the page to."""
 
     out: str | None = setting(
-        None,
+        None, values.file,
         "Write the page to this file (.html or .md) instead of the study's run. Needs no tracking store.",
-        str,
-        expected="a file",
-        metavar="FILE",
-        shown_default="artifacts of the study's run",
+        shown_default="artifacts of the study's run"
     )
 
 
@@ -288,29 +208,14 @@ class UiOptions:
     """Where `ui` serves its pages."""
 
     host: str = setting(
-        "127.0.0.1",
+        "127.0.0.1", values.host,
         "Address to serve on. There is no login: on another address than 127.0.0.1, everyone who reaches it can delete "
-        "studies.",
-        str,
-        expected="an address of this machine",
-        metavar="ADDRESS",
+        "studies."
     )
     port: int | None = setting(
-        None,
-        "Port of MLflow's UI.",
-        values.port,
-        expected="a whole number from 1 to 65535",
-        metavar="N",
-        shown_default="5000 (study pages link to it), else any free port",
+        None, values.port, "Port of MLflow's UI.", shown_default="5000 (study pages link to it), else any free port"
     )
-    dashboard_port: int | None = setting(
-        None,
-        "Port of optuna-dashboard.",
-        values.port,
-        expected="a whole number from 1 to 65535",
-        metavar="N",
-        shown_default="any free port",
-    )
+    dashboard_port: int | None = setting(None, values.port, "Port of optuna-dashboard.", shown_default="any free port")
     no_browser: bool = switch("Print the URLs without opening a browser (default when there is no display).")
 
 
@@ -318,34 +223,26 @@ class UiOptions:
 class WorkOptions:
     """The search workers that `worker` starts."""
 
-    workers: int = count(
-        1,
-        "Search workers to start, each on its own device. With the local launcher, 1 runs in this command.",
+    workers: int = setting(
+        1, values.positive_integer,
+        "Search workers to start, each on its own device. With the local launcher, 1 runs in this command."
     )
     launcher: str = setting(
-        "local",
-        f"Launcher of the search workers: {', '.join(values.LAUNCHERS)}.",
-        values.one_of(*values.LAUNCHERS),
-        expected=f"one of {', '.join(values.LAUNCHERS)}",
-        metavar="NAME",
+        "local", values.one_of(*values.LAUNCHERS),
+        f"Launcher of the search workers: {', '.join(values.LAUNCHERS)}."
     )
     sbatch: tuple[tuple[str, str], ...] = setting(
-        (),
-        "Option of SLURM's sbatch, such as partition=gpu, time=8:00:00 or exclusive. Repeatable.",
-        values.sbatch_option,
-        expected="an option of sbatch, such as partition=gpu",
-        metavar="OPTION=VALUE",
-        repeatable=True,
-        shown_default="time=1440",
+        (), values.sbatch_option,
+        "Option of SLURM's sbatch, such as partition=gpu, time=8:00:00 or exclusive. Repeatable.", repeatable=True,
+        shown_default="time=1440"
     )
     logs: str | None = setting(
-        None,
+        None, values.folder,
         "Folder for the output of the search workers: progress in worker-1.err, the result in worker-1.out.",
-        str,
-        expected="a folder",
-        metavar="FOLDER",
-        shown_default="amp_track-workers/STUDY/HOST-PROCESS",
+        shown_default="amp_track-workers/STUDY/HOST-PROCESS"
     )
+
+# fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)

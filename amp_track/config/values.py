@@ -1,7 +1,6 @@
-"""Parse the texts of flags.
+"""Kinds of values of flags: how a text is parsed, which texts are valid, and the placeholder in `--help`.
 
-Each parser raises ValueError for an invalid text; the caller adds the flag and the expected value. No torch here:
-arguments are checked before it is imported.
+No torch here: arguments are checked before it is imported.
 """
 
 from __future__ import annotations
@@ -10,70 +9,102 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
-from amp_track.config.precisions import Precision
+from amp_track.config.precisions import PRECISIONS, Precision
 from amp_track.records.units import format_bytes
 
+T = TypeVar("T")
 LAUNCHERS = ("local", "slurm", "ray")
 """The launchers of search workers: modules of amp_track/workers/launchers/."""
+_INT64_MAX = 2**63 - 1
+"""The limit of torch and the stores."""
 _CENTURY_SECONDS = 100 * 366 * 24 * 3600.0
 
 
-def one_of(*choices: str) -> Callable[[str], str]:
-    """Return a parser that accepts only these texts."""
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """A kind of value. Called with a text, it returns the value or raises ValueError."""
+
+    parse: Callable[[str], T]
+    expected: str
+    """Describes a valid value in the error message."""
+    metavar: str
+
+    def __call__(self, text: str) -> T:
+        return self.parse(text)
+
+
+def kind(expected: str, metavar: str) -> Callable[[Callable[[str], T]], Kind[T]]:
+    """Make a Kind of the function that parses its texts."""
+    return lambda parse: Kind(parse, expected, metavar)
+
+
+def text(expected: str, metavar: str, is_valid: Callable[[str], object] = bool) -> Kind[str]:
+    """Return the kind of a text that is used as it is."""
 
     def parse(text: str) -> str:
-        if text not in choices:
+        if not is_valid(text):
             raise ValueError(text)
         return text
 
-    return parse
+    return Kind(parse, expected, metavar)
 
 
+def one_of(*choices: str, metavar: str = "NAME") -> Kind[str]:
+    return text(f"one of {', '.join(choices)}", metavar, choices.__contains__)
+
+
+def whole_number(lowest: int, highest: int = _INT64_MAX) -> Kind[int]:
+    """Return the kind of a whole number from `lowest` to `highest`."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d{1,19}", text.strip()) or not lowest <= int(text) <= highest:
+            raise ValueError(text)
+        return int(text)
+
+    limits = f"of {lowest} or more" if highest == _INT64_MAX else f"from {lowest} to {highest}"
+    return Kind(parse, f"a whole number {limits}", "N")
+
+
+natural_number = whole_number(0)
+positive_integer = whole_number(1)
+seed = whole_number(0, 2**31 - 1)  # NumPy takes 32 bits, and the seeds of later trials are larger
+effective_batch_size = whole_number(1, 2**31 - 1)  # its divisors are found quickly
+port = whole_number(1, 65535)
+
+file = text("a file", "FILE")
+folder = text("a folder", "FOLDER")
+gpu = text("the name of a GPU, such as RTX 4090", "NAME")
+host = text("an address of this machine", "ADDRESS")
+storage = text("a database address, or the path of a journal that ends in .log", "URL")
+tracking_uri = text("a database address or http://…", "URI")
+device = text("auto, cpu, or an accelerator such as cuda, cuda:1, mps", "NAME", re.compile(r"[a-z]+(:\d+)?").fullmatch)
+run_id = text("the id of an MLflow run", "RUN_ID", re.compile(r"[\w-]+").fullmatch)
+experiment_name = text(  # the limit of MLflow
+    "a name of at most 500 printable characters",
+    "NAME",
+    lambda text: text.strip() and len(text) <= 500 and text.isprintable(),
+)
+study_name = text(  # Optuna limits names, such as NAME/max-batch, to 512 characters
+    "a name of at most 500 printable characters, without a slash",
+    "NAME",
+    lambda text: text.strip() and len(text) <= 500 and text.isprintable() and "/" not in text,
+)
+
+
+@kind(f"one of {', '.join(PRECISIONS)}", "NAME")
 def precision(text: str) -> str:
-    """Parse the name of a precision, or another name for it: fp16 is amp."""
     return Precision.named(text).name
 
 
+@kind(f"names from {', '.join(PRECISIONS)}, separated by commas", "NAMES")
 def precisions(text: str) -> tuple[str, ...]:
-    """Parse `fp32,bf16`: each precision once, in the order given."""
     return tuple(dict.fromkeys(precision(name.strip()) for name in text.split(",")))
 
 
-def natural_number(text: str) -> int:
-    """Parse a whole number of 0 or more with at most 63 bits, the limit of torch and the stores."""
-    if not re.fullmatch(r"\d{1,19}", text.strip()) or int(text) >= 2**63:
-        raise ValueError(text)
-    return int(text)
-
-
-def seed(text: str) -> int:
-    """Parse a seed below 2**31: NumPy takes 32 bits, and the seeds of later trials are larger."""
-    number = natural_number(text)
-    if number >= 2**31:
-        raise ValueError(text)
-    return number
-
-
-def port(text: str) -> int:
-    """Parse a TCP port."""
-    number = positive_integer(text)
-    if number > 65535:
-        raise ValueError(text)
-    return number
-
-
-def effective_batch_size(text: str) -> int:
-    """Parse an effective batch size below 2**31, so that its divisors are found quickly."""
-    number = positive_integer(text)
-    if number >= 2**31:
-        raise ValueError(text)
-    return number
-
-
+@kind("a time above 0 with its unit, such as 90s, 10m or 1h30m, at most a century", "TIME")
 def duration_seconds(text: str) -> float:
-    """Parse a duration, such as `90s`, `10m` or `1h30m`, or a number of seconds; at most a century."""
     if parts := re.fullmatch(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", text.strip()):
         days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
         text = str(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
@@ -83,45 +114,45 @@ def duration_seconds(text: str) -> float:
     return number
 
 
+@kind("a whole number, 0 or more, or epoch", "N|epoch")
 def confirm_steps(text: str) -> int | Literal["epoch"]:
-    """Parse a whole number of 0 or more, or `epoch`."""
     return "epoch" if text.strip() == "epoch" else natural_number(text)
 
 
-def positive_integer(text: str) -> int:
-    """Parse a whole number of 1 or more."""
-    number = natural_number(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
+@kind("a number above 0", "NUMBER")
 def positive_number(text: str) -> float:
-    """Parse a finite number above 0."""
     number = float(text)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(text)
     return number
 
 
+@kind("two numbers above 0, the lower first, such as 1e-4,1e-2", "LOW,HIGH")
 def interval(text: str) -> tuple[float, float]:
-    """Parse `1e-4,1e-2`: two positive numbers, the lower first."""
     low, high = (positive_number(part) for part in text.split(","))
     if not low < high:
         raise ValueError(text)
     return low, high
 
 
+@kind("a size above 0 with its unit, such as 6GiB or 512MiB", "SIZE")
 def byte_size(text: str) -> int:
-    """Parse a size in bytes: `6GiB` (1024³), `6GB` (1000³), `512MiB`, or bytes; at most 63 bits, the limit of torch."""
+    """`6GiB` is 6 * 1024³ bytes, `6GB` 6 * 1000³; a number is bytes."""
     from pydantic import ByteSize, TypeAdapter  # takes 30 ms that most commands do not need
 
     if not re.fullmatch(r"\s*(\d+|[\d.]+\s*[^\W\d]\w*)\s*", text):  # pydantic reads "5%" as 5, and "1.5" as 1
         raise ValueError(text)
     size = int(TypeAdapter(ByteSize).validate_python(text.strip()))  # its ValidationError is a ValueError
-    if not 1 <= size < 2**63:
+    if not 1 <= size <= _INT64_MAX:
         raise ValueError(text)
     return size
+
+
+@kind(byte_size.expected, "SIZE")
+def byte_size_text(text: str) -> str:
+    """The text itself: it is the name of the plan's target."""
+    byte_size(text)
+    return text.strip()
 
 
 @dataclass(frozen=True)
@@ -138,20 +169,14 @@ class Headroom:
         return f"{self.fraction * 100:.6g}%" if self.fraction else format_bytes(self.size_bytes)
 
 
+@kind("a part of the budget, such as 5%, or a size, such as 512MiB", "SIZE")
 def headroom(text: str) -> Headroom:
-    """Parse a headroom: `5%` or `512MiB` of the budget."""
     if not text.strip().endswith("%"):
         return Headroom(size_bytes=byte_size(text))
     percent = positive_number(text.strip()[:-1])
     if percent >= 100:
         raise ValueError(text)
     return Headroom(fraction=percent / 100)
-
-
-def byte_size_text(text: str) -> str:
-    """Check a size in bytes and return its text, which is the name of the plan's target."""
-    byte_size(text)
-    return text.strip()
 
 
 @dataclass(frozen=True)
@@ -168,51 +193,25 @@ class Tolerance:
         return f"{self.fraction * 100:.6g}%" if self.fraction else f"{self.absolute:.6g}"
 
 
+@kind("a part of the metric, such as 1%, or a number above 0, such as 0.005", "SIZE")
 def tolerance(text: str) -> Tolerance:
-    """Parse a tolerance: `1%` of the reference's metric, or `0.005`."""
     if text.strip().endswith("%"):
         return Tolerance(fraction=positive_number(text.strip()[:-1]) / 100)
     return Tolerance(absolute=positive_number(text))
 
 
-def device(text: str) -> str:
-    """Parse the name of a device: `cpu`, `cuda:1`."""
-    if not re.fullmatch(r"[a-z]+(:\d+)?", text):
-        raise ValueError(text)
-    return text
-
-
-def study_name(text: str) -> str:
-    """Parse the name of a study. Optuna limits names, such as NAME/max-batch, to 512 characters."""
-    if not text.strip() or "/" in text or len(text) > 500 or not text.isprintable():
-        raise ValueError(text)
-    return text
-
-
-def experiment_name(text: str) -> str:
-    """Parse the name of an MLflow experiment: 500 characters at most in MLflow."""
-    if not text.strip() or len(text) > 500 or not text.isprintable():
-        raise ValueError(text)
-    return text
-
-
-def run_id(text: str) -> str:
-    """Parse the id of an MLflow run."""
-    if not re.fullmatch(r"[\w-]+", text):
-        raise ValueError(text)
-    return text
-
-
+@kind("option=value", "OPTION=VALUE")
 def option(text: str) -> tuple[str, str]:
-    """Parse an option of the workload: `width=32` -> ("width", "32")."""
+    """`width=32` is ("width", "32")."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(text)
     return name, value
 
 
+@kind("an option of sbatch, such as partition=gpu", "OPTION=VALUE")
 def sbatch_option(text: str) -> tuple[str, str]:
-    """Parse an option of sbatch: `cpus-per-task=8` -> ("cpus_per_task", "8"), `exclusive` -> ("exclusive", "")."""
+    """`cpus-per-task=8` is ("cpus_per_task", "8"), `exclusive` is ("exclusive", "")."""
     name, _, value = text.removeprefix("--").partition("=")
     name = name.replace("-", "_")
     if not name.isidentifier():
@@ -220,8 +219,9 @@ def sbatch_option(text: str) -> tuple[str, str]:
     return name, value
 
 
+@kind("option=value,value,…", "OPTION=V1,V2,…")
 def options(text: str) -> tuple[str, tuple[str, ...]]:
-    """Parse an option with several values: `width=16,64` -> ("width", ("16", "64")), each once, in the order given."""
+    """`width=16,64` is ("width", ("16", "64")): each value once, in the order given."""
     name, values = option(text)
     texts = tuple(dict.fromkeys(value.strip() for value in values.split(",")))
     if not all(texts):

@@ -247,7 +247,7 @@ def train_command(job: Job) -> str:
 def _words(flag: Flag, value: Any) -> list[str]:
     if flag.is_switch:
         return [flag.name]
-    if flag.is_repeatable:
+    if flag.setting.repeatable:
         return [word for name, text in value for word in (flag.name, f"{name}={text}")]
     return [flag.name, _size(value) if flag.field.name.endswith("_bytes") else _number(value)]
 

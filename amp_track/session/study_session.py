@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from amp_track.config.cli_params import Affects
+from amp_track.config.cli_params import Affects, flags_of
 from amp_track.config.job import Job
 from amp_track.config.options import Request
 from amp_track.records.units import format_bytes
@@ -327,7 +327,7 @@ def _default_study_name(session: Session) -> str:
 
 def _settings_that_affect(job: Job, what: Affects) -> dict[str, str]:
     params = job.params()
-    return {item.name: params[item.name] for item in dataclasses.fields(Job) if item.metadata.get("affects") is what}
+    return {flag.field.name: params[flag.field.name] for flag in flags_of(Job) if flag.setting.affects is what}
 
 
 _SETTINGS_OF = {

@@ -68,7 +68,7 @@ def test_none_is_not_given() -> None:
 def test_empty_text_is_an_error_of_every_flag(command: str, flag: cli_params.Flag) -> None:
     if not flag.is_switch:
         with pytest.raises(BadInput, match=f"^{flag.name}: got '', expected "):
-            flag.value([""] if flag.is_repeatable else "")
+            flag.value([""] if flag.setting.repeatable else "")
 
 
 @pytest.mark.parametrize(("variable", "storage"), [("", "sqlite:///optuna.db"), ("sqlite:///x.db", "sqlite:///x.db")])

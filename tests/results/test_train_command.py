@@ -42,7 +42,7 @@ def test_the_command_means_the_job(job: Job) -> None:
         flag = flags[rest.pop(0)]
         if flag.is_switch:
             taken[flag.parameter] = True
-        elif flag.is_repeatable:
+        elif flag.setting.repeatable:
             taken[flag.parameter] = [*taken.get(flag.parameter, []), rest.pop(0)]  # type: ignore[misc]
         else:
             taken[flag.parameter] = rest.pop(0)
