@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,26 +32,21 @@ class AcceleratorDevice(Device):
 
     has_queue = True
     is_shared = False
+    meter = "caching allocator"
 
     def __init__(self, torch_device: torch.device) -> None:
         super().__init__(torch_device)
-        is_cuda = torch_device.type == "cuda"
-        self.pins_memory = is_cuda
-        self.distributed_backend = "nccl" if is_cuda else None
+        if self.kind == "cuda":
+            self.pins_memory, self.distributed_backend = True, "nccl"
+        self._backend: Any = getattr(torch, self.kind, None) if self.kind in ("cuda", "xpu") else None
+        """torch.cuda or torch.xpu, which can limit a process's memory."""
         self._reserved_before_reset_bytes = 0
 
-    @property
-    def name(self) -> str:
-        if self.kind == "cuda":
-            return torch.cuda.get_device_name(self.torch_device)
-        if self.kind == "xpu":
-            return torch.xpu.get_device_name(self.torch_device)
-        return f"{platform.processor() or platform.machine()} ({self.kind})"
-
     def hardware(self) -> Hardware:
+        processor = f"{platform.processor() or platform.machine()} ({self.kind})"
         return Hardware(
             kind=self.kind,
-            name=self.name,
+            name=self._backend.get_device_name(self.torch_device) if self._backend else processor,
             capability=self._capability(),
             memory_bytes=self._limited_bytes(),
             driver=driver_version() if self.kind == "cuda" else "",
@@ -62,10 +59,6 @@ class AcceleratorDevice(Device):
             return str(torch.cuda.get_device_properties(self.torch_device).gcnArchName)
         return "compute capability " + ".".join(map(str, torch.cuda.get_device_capability(self.torch_device)))
 
-    @property
-    def meter(self) -> str:
-        return "caching allocator"
-
     def capacity_bytes(self) -> int:
         return int(torch.accelerator.get_memory_info(self.torch_device)[1])
 
@@ -76,34 +69,30 @@ class AcceleratorDevice(Device):
         return int(torch.accelerator.get_memory_info(self.torch_device)[0])
 
     def budget_support(self) -> Support:
-        if self.kind in ("cuda", "xpu"):
+        if self._backend:
             return Support(supported=True, reason="the caching allocator limits reserved memory")
         return Support(supported=False, reason=f"torch cannot limit a process's memory on {self.kind} exactly")
-
-    def of_processes(self, count: int) -> Sequence[Device]:
-        first = self.torch_device.index or 0
-        return [AcceleratorDevice(torch.device(self.kind, first + rank)) for rank in range(count)]
 
     def set_up_process(self) -> None:
         torch.accelerator.set_device_index(self.torch_device.index or 0)  # pinned memory and nccl's objects go there
 
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
-        torch.accelerator.set_device_index(self.torch_device.index or 0)
-        if enforce and self.budget_support().supported:
+        self.set_up_process()
+        if enforce and self._backend:
             allowed = budget_bytes if budget_bytes is not None else self.free_bytes()
-            self._limit_fraction(fraction_for(allowed, self._limited_bytes()))
+            fraction = fraction_for(allowed, self._limited_bytes())
+            self._backend.set_per_process_memory_fraction(fraction, self.torch_device)
         torch.accelerator.empty_cache()
         self.reset_peak()
 
     def _limited_bytes(self) -> int:
         """Return the memory that torch's limit is a fraction of."""
-        if self.kind not in ("cuda", "xpu"):
+        if not self._backend:
             return self.capacity_bytes()
-        backend = torch.cuda if self.kind == "cuda" else torch.xpu
-        return int(backend.get_device_properties(self.torch_device).total_memory)
+        return int(self._backend.get_device_properties(self.torch_device).total_memory)
 
     def allocation_retries(self) -> int | None:
-        if self.kind not in ("cuda", "xpu"):
+        if not self._backend:
             return None
         return int(torch.accelerator.memory_stats(self.torch_device).get("num_alloc_retries", 0))
 
@@ -111,12 +100,8 @@ class AcceleratorDevice(Device):
         wait_until_settled(self._free_bytes)
 
     def lift_budget(self) -> None:
-        if self.budget_support().supported:
-            self._limit_fraction(1.0)
-
-    def _limit_fraction(self, fraction: float) -> None:
-        backend = torch.cuda if self.kind == "cuda" else torch.xpu
-        backend.set_per_process_memory_fraction(fraction, self.torch_device)
+        if self._backend:
+            self._backend.set_per_process_memory_fraction(1.0, self.torch_device)
 
     def reset_peak(self) -> None:
         # torch resets both peaks at once, but the reserved one has to be kept.
@@ -172,16 +157,10 @@ _DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
 
 
 def driver_version() -> str:
-    """Return the NVIDIA driver's version, such as `570.86.15`, or "" if neither the kernel nor nvidia-smi reports it.
-
-    The driver and the device determine the memory of a context and of a kernel.
-    """
-    try:
-        found = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", _DRIVER_VERSION_FILE.read_text())
-        if found:
+    """Return the NVIDIA driver's version, such as `570.86.15`, or "" if neither the kernel nor nvidia-smi reports it."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"Kernel Module.*?(\d+\.[\d.]+)", _DRIVER_VERSION_FILE.read_text()):
             return found.group(1)
-    except OSError:
-        pass
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)

@@ -1,12 +1,8 @@
-"""The interface of a kind of device: its name, capacity, budget, and meter of peak memory.
-
-A budget is enforced, never simulated: an allocation that exceeds it really fails.
-"""
+"""The interface of a kind of device. A budget is enforced, never simulated: an allocation that exceeds it fails."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,32 +27,27 @@ class Device(ABC):
     """Whether work is queued and runs asynchronously to the host."""
     is_shared: bool
     """Whether all ranks share this device and its memory, instead of having one each."""
-    pins_memory: bool = False
+    pins_memory = False
     """Whether batches are copied from pinned memory, so that the host does not wait for the copy."""
     distributed_backend: str | None = None
     """Its backend of torch.distributed; None if several ranks cannot train on such devices."""
+    meter: str
+    """The source of peak memory readings."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
+        self.kind = torch_device.type
 
-    @property
-    def kind(self) -> str:
-        """The kind of device in torch: `cpu`, `cuda`."""
-        return self.torch_device.type
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name of the hardware model: `NVIDIA H200`, `AMD EPYC`."""
+    def of_processes(self, count: int) -> list[Device]:
+        """Return the devices of `count` ranks: this one and those after it, or only this one if it is shared."""
+        if self.is_shared:
+            return [self]
+        first = self.torch_device.index or 0
+        return [type(self)(torch.device(self.kind, first + rank)) for rank in range(count)]
 
     @abstractmethod
     def hardware(self) -> Hardware:
         """Return the device's name and capabilities."""
-
-    @property
-    @abstractmethod
-    def meter(self) -> str:
-        """The source of peak memory readings."""
 
     @abstractmethod
     def capacity_bytes(self) -> int:
@@ -69,10 +60,6 @@ class Device(ABC):
     @abstractmethod
     def budget_support(self) -> Support:
         """Return whether a budget can be enforced on this device, and why."""
-
-    @abstractmethod
-    def of_processes(self, count: int) -> Sequence[Device]:
-        """Return the devices of `count` ranks: this one and those after it, or only this one if it is shared."""
 
     @abstractmethod
     def set_up_process(self) -> None:

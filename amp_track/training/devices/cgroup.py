@@ -7,16 +7,15 @@ are documented in Linux's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _MOUNTED = Path("/sys/fs/cgroup")
 _VMSTAT = Path("/proc/vmstat")
 
 
-@dataclass(frozen=True)
-class _Files:
+class _Files(NamedTuple):
     """File and field names of one cgroup version."""
 
     limit: str
@@ -32,46 +31,32 @@ _VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_ina
 
 
 def limit_and_free_bytes() -> tuple[int, int] | None:
-    """Return the memory limit of this process's control groups, and how much of it is free, in bytes.
-
-    The tightest limit of the group and its ancestors counts. None if none of them has a limit.
-    """
+    """Return the tightest memory limit of this process's groups, and the least free memory; None without a limit."""
     files, folders = _found()
     limits = []
     for folder in folders:
-        limit, used = _number(folder / files.limit), _number(folder / files.used)
-        if limit is not None and used is not None:
+        limit, used = _number(folder / files.limit, r"\d+"), _number(folder / files.used, r"\d+")
+        if limit is not None and used is not None and limit < 2**62:  # version 1's value for no limit
             cached = _field(folder / "memory.stat", files.reclaimable) or 0
             limits.append((limit, max(limit - max(used - cached, 0), 0)))
-    if not limits:
-        return None
-    return min(limit for limit, _ in limits), min(free for _, free in limits)
+    return (min(limit for limit, _ in limits), min(free for _, free in limits)) if limits else None
 
 
 def oom_kills() -> int:
-    """Return how many processes of this control group the kernel has killed because memory ran out.
-
-    If no group counts them, return the machine's number; 0 if the kernel counts none.
-    """
+    """Return how many processes the kernel has killed for memory: of this group if it counts them, else of all."""
     files, folders = _found()
-    for folder in folders[:1]:
-        for name in files.kills:
-            if (count := _field(folder / name, "oom_kill")) is not None:
-                return count
-    return _field(_VMSTAT, "oom_kill") or 0
+    counts = [_field(folder / name, "oom_kill") for folder in folders[:1] for name in files.kills]
+    return next((count for count in [*counts, _field(_VMSTAT, "oom_kill")] if count is not None), 0)
 
 
 def _found() -> tuple[_Files, list[Path]]:
     """Return the file names of the version in use, and the folders of this process's group and its ancestors."""
-    try:
-        lines = [line.split(":", 2) for line in _MEMBERSHIP.read_text().splitlines()]
-    except OSError:
-        return _VERSION_2, []
-    for _, controllers, path in lines:
+    memberships = [line.split(":", 2) for line in _text(_MEMBERSHIP).splitlines()]
+    for _, controllers, path in memberships:
         if "memory" in controllers.split(","):
             return _VERSION_1, _from_group_to_root(_MOUNTED / "memory", path)
-    for hierarchy, controllers, path in lines:
-        if hierarchy == "0" and not controllers:
+    for hierarchy, _, path in memberships:
+        if hierarchy == "0":
             return _VERSION_2, _from_group_to_root(_MOUNTED, path)
     return _VERSION_2, []
 
@@ -84,19 +69,18 @@ def _from_group_to_root(root: Path, path: str) -> list[Path]:
     return [group, *(folder for folder in group.parents if folder == root or root in folder.parents)]
 
 
-def _number(file: Path) -> int | None:
-    """Return the number in a file; None if the file is missing, or has no limit."""
-    try:
-        number = int(file.read_text())
-    except (OSError, ValueError):  # "max"
-        return None
-    return number if number < 2**62 else None  # version 1's value for no limit
-
-
 def _field(file: Path, name: str) -> int | None:
-    """Return the number after a name at the start of a line; None if file or name is missing."""
+    return _number(file, rf"(?<=^{name} )\d+$")
+
+
+def _number(file: Path, pattern: str) -> int | None:
+    """Return the first number of a file that matches; None if there is none, or no file."""
+    match = re.search(pattern, _text(file), re.MULTILINE)
+    return int(match.group()) if match else None
+
+
+def _text(file: Path) -> str:
     try:
-        match = re.search(rf"^{name} (\d+)$", file.read_text(), re.MULTILINE)
+        return file.read_text()
     except OSError:
-        return None
-    return int(match.group(1)) if match else None
+        return ""

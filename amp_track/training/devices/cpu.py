@@ -1,9 +1,8 @@
 """The CPU: main memory as the device's memory, limited by RLIMIT_DATA and metered by VmPeak where Linux has it.
 
-Exact metering exists so that everything can be tested without a GPU. With it, the same job takes the same memory to the
-page, a budget is a real limit on allocations, and a search on a CPU has one correct max batch that a test can compare
-with. Ordinary meters vary by several percent between runs. `heap` makes malloc exact; it is a separate module because
-it must run before torch is imported.
+Exact metering exists so that everything can be tested without a GPU: the same job takes the same memory to the page, a
+budget is a real limit, and a search has one correct max batch. Ordinary meters vary by several percent between runs.
+`heap` makes malloc exact; it is a separate module because it must run before torch is imported.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +30,17 @@ _FLOAT16_UNITS = ("amx_fp16", "avx512_fp16", "avx10_2", "fp16_arith")
 _ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 """Limits what oneDNN uses, whose kernels do the matrix products; its values are names such as AVX2 or AVX512_CORE_BF16.
 See https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html."""
-_NO_LIMIT = ("", "ALL", "DEFAULT")
 _STATUS_FILE = Path("/proc/self/status")
 _KIBIBYTE = 1024
 
 
 class CpuDevice(Device):
-    """The CPU, with main memory as its memory.
+    """The CPU, whose free memory the local ranks (`processes`) share.
 
     The budget is RLIMIT_DATA above the memory that the process holds when the budget begins. Running out of memory is
     then a real failed allocation, repeatable to the exact batch size. The meter is VmPeak, whose growth the budget
     limits. Peak resident memory is a different quantity, and would mislead a search by 5-40 %. Without VmPeak, jobs
     without a budget report it, and budgets are not supported.
-
-    Args:
-        torch_device: the torch device.
-        processes: the number of local ranks, which share the free memory.
     """
 
     has_queue = False
@@ -57,25 +51,18 @@ class CpuDevice(Device):
         super().__init__(torch_device)
         self._processes = processes
         self._padding: mmap.mmap | None = None
-        self._start_bytes = 0
-        self._before_reset_bytes = 0
+        self._start_bytes = self._before_reset_bytes = 0
         self._is_exact = False
         self._has_peak = process_bytes("VmPeak") is not None
+        self.meter = "VmPeak" if self._has_peak else "peak resident memory"
 
-    @property
-    def meter(self) -> str:
-        return "VmPeak" if self._has_peak else "peak resident memory"
-
-    @property
-    def name(self) -> str:
+    def hardware(self) -> Hardware:
         try:
             match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         except OSError:
             match = None
-        return match.group(1).strip() if match else platform.processor() or platform.machine()
-
-    def hardware(self) -> Hardware:
-        return Hardware(kind="cpu", name=self.name, capability=capability())
+        name = match.group(1).strip() if match else platform.processor() or platform.machine()
+        return Hardware(kind="cpu", name=name, capability=capability())
 
     def capacity_bytes(self) -> int:
         total = int(psutil.virtual_memory().total)
@@ -91,13 +78,10 @@ class CpuDevice(Device):
         if self._has_peak:
             return Support(supported=True, reason="RLIMIT_DATA limits this process's memory")
         if sys.platform == "linux":
-            missing = f"a CPU budget needs VmPeak, which is missing in this kernel's {_STATUS_FILE}"
-            return Support(supported=False, reason=missing)
-        reason = f"a CPU budget needs RLIMIT_DATA of Linux; this is {platform.system()}"
+            reason = f"a CPU budget needs VmPeak, which is missing in this kernel's {_STATUS_FILE}"
+        else:
+            reason = f"a CPU budget needs RLIMIT_DATA of Linux; this is {platform.system()}"
         return Support(supported=False, reason=reason)
-
-    def of_processes(self, count: int) -> Sequence[Device]:
-        return [self]
 
     def set_up_process(self) -> None:
         if self._processes > 1:
@@ -164,16 +148,14 @@ class CpuDevice(Device):
 
 
 def _required_bytes(key: str) -> int:
-    """Return a size that exists on every Linux kernel with VmPeak."""
     size = process_bytes(key)
-    assert size is not None, key
+    assert size is not None, f"every Linux kernel with VmPeak has {key}"
     return size
 
 
 def capability() -> str:
     """Return the instruction sets that distinguish CPUs of the same name, such as `AVX512, avx512_bf16`."""
-    limit = os.environ.get(_ISA_VARIABLE, "").upper()
-    limited = (f"{_ISA_VARIABLE}={limit}",) if limit not in _NO_LIMIT else ()
+    limited = (f"{_ISA_VARIABLE}={limit}",) if (limit := _isa_limit()) else ()
     units = dict.fromkeys((*units_of("bfloat16"), *units_of("float16")))
     return ", ".join((torch.backends.cpu.get_cpu_capability(), *units, *limited))
 
@@ -181,19 +163,21 @@ def capability() -> str:
 def units_of(dtype: str) -> tuple[str, ...]:
     """Return the instruction sets that compute in `bfloat16` or `float16`; none if the dtype is emulated."""
     names = {"bfloat16": _BFLOAT16_UNITS, "float16": _FLOAT16_UNITS}[dtype]
-    limit = os.environ.get(_ISA_VARIABLE, "").upper()
-    if limit not in _NO_LIMIT and not any(part in limit for part in ("BF16", "FP16", "AMX", "AVX10")):
+    limit = _isa_limit()
+    if limit and not any(part in limit for part in ("BF16", "FP16", "AMX", "AVX10")):
         return ()
-    there = _capabilities()
-    return tuple(name for name in names if there.get(name))
+    capabilities = _capabilities()
+    return tuple(name for name in names if capabilities.get(name))
+
+
+def _isa_limit() -> str:
+    """Return the upper limit of the instruction sets that oneDNN uses, or "" without a limit."""
+    limit = os.environ.get(_ISA_VARIABLE, "").upper()
+    return "" if limit in ("ALL", "DEFAULT") else limit
 
 
 def _capabilities() -> Mapping[str, Any]:
-    """Return which instruction sets the CPU has, by name.
-
-    Older releases of torch lack the public function, and their private ones cover only x86: an ARM CPU with bfloat16
-    units then counts as one without, which changes a message and the name of a study.
-    """
+    """Return which instruction sets the CPU has, by name; in older releases of torch, only those of x86."""
     if hasattr(torch.cpu, "get_capabilities"):
         return torch.cpu.get_capabilities()
     private = {"avx512_bf16": "_is_avx512_bf16_supported", "amx_fp16": "_is_amx_fp16_supported"}
@@ -202,23 +186,15 @@ def _capabilities() -> Mapping[str, Any]:
 
 
 def process_bytes(key: str) -> int | None:
-    """Return a size of this process from /proc/self/status in bytes.
-
-    None if it is not available: on other systems, and for VmPeak and VmHWM on kernels such as gVisor's.
-    """
+    """Return a size in /proc/self/status in bytes; None on other systems, or if the kernel lacks it, as gVisor's."""
     if sys.platform != "linux":
         return None
-    for line in _STATUS_FILE.read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * _KIBIBYTE
-    return None
+    match = re.search(rf"^{key}:\s*(\d+) kB$", _STATUS_FILE.read_text(), re.MULTILINE)
+    return int(match.group(1)) * _KIBIBYTE if match else None
 
 
 def peak_resident_bytes() -> int:
-    """Return the peak of this process's resident main memory in bytes, including libraries.
-
-    `top` shows it; a budget does not limit it.
-    """
+    """Return the peak of this process's resident main memory, including libraries, which a budget does not limit."""
     peak_bytes = process_bytes("VmHWM")
     if peak_bytes is not None:
         return peak_bytes

@@ -17,8 +17,7 @@ import gc
 import re
 from pathlib import Path
 
-_M_ARENA_MAX = -8
-"""The number of this option in glibc's malloc.h."""
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # from glibc's malloc.h
 _LARGE_BLOCK_BYTES = 32 * 1024
 _LARGEST_SMALL_BLOCK_BYTES = _LARGE_BLOCK_BYTES - 24
 """The threshold includes the header of 8 bytes, and the sum is a multiple of 16."""
@@ -27,31 +26,29 @@ _kept: list[bytes] = []
 
 
 def keep_to_one_arena() -> None:
-    """Make all future threads share the main heap.
+    """Make all future threads share the main heap. Does nothing without glibc.
 
     Call it before any thread starts: a thread keeps its first heap, and a forked process inherits the heaps of its
     parent's threads. A thread's heap takes 64 MiB of addresses, and so of the meter, however little it holds; its
     contents count only for the limit; and malloc uses its free space when the system rejects a block. PyTorch, data
-    loaders and gloo start threads. Does nothing without glibc.
+    loaders and gloo start threads.
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def make_exact() -> None:
-    """Make this process allocate every block of 32 KiB or more from the system, and return it when it is freed.
+    """Allocate every block of 32 KiB or more from the system, and return it when it is freed. Not without glibc.
 
     Smaller blocks come from a reserve that this function allocates (8 MiB, and 4 MiB for Python objects), and that a
-    later budget does not count. This costs speed: a page fault for each page of each large block. Does nothing without
-    glibc (musl).
+    later budget does not count. This costs speed: a page fault for each page of each large block.
     """
     libc = _glibc()
-    if libc is None:
+    if libc is None:  # musl
         return
-    m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3  # from glibc's malloc.h
-    libc.mallopt(m_mmap_threshold, _LARGE_BLOCK_BYTES)
-    libc.mallopt(m_trim_threshold, _LARGE_BLOCK_BYTES)
-    libc.mallopt(m_top_pad, 0)
+    libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+    libc.mallopt(_M_TRIM_THRESHOLD, _LARGE_BLOCK_BYTES)
+    libc.mallopt(_M_TOP_PAD, 0)
     use_up_large_free_blocks()
     _set_small_blocks_aside(libc)
     _set_python_objects_aside()
@@ -102,11 +99,9 @@ def _set_small_blocks_aside(libc: ctypes.CDLL) -> None:
 
 
 def _set_python_objects_aside() -> None:
-    """Reserve memory for Python's small objects.
+    """Keep one object in each MiB of Python's small objects: Python returns a MiB once it is empty.
 
-    Python allocates memory for small objects a MiB at a time, and returns each MiB once it is empty: one object kept in
-    each keeps the rest of it reserved. Objects of more than 512 bytes, including a header of 33 bytes, would be
-    allocated by malloc.
+    Objects of more than 512 bytes, including a header of 33 bytes, would be allocated by malloc.
     """
     size = 512
     objects = [bytes(size - 33) for _ in range(_PYTHON_OBJECTS_BYTES // size)]

@@ -10,27 +10,16 @@ from amp_track.records.errors import text_of
 
 # Messages of failed allocations, as the libraries spell them.
 _OUT_OF_MEMORY = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",  # Windows
-    "std::bad_alloc",
-    "bad allocation",
-    "Cannot allocate memory",
-    "CUDA error: out of memory",
-    "CUDA out of memory",
-    "CUDA driver error: out of memory",
+    "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",  # Windows
+    "std::bad_alloc", "bad allocation", "Cannot allocate memory",
+    "CUDA error: out of memory", "CUDA out of memory", "CUDA driver error: out of memory",
     "Triton Error [CUDA]: out of memory",
-    "Cuda failure 2 'out of memory'",  # nccl, whose memory is not torch's
-    "Cuda failure 'out of memory'",
-    "Failed to CUDA malloc",
-    "Failed to CUDA calloc",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUSOLVER_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cuda failure 2 'out of memory'", "Cuda failure 'out of memory'",  # nccl, whose memory is not torch's
+    "Failed to CUDA malloc", "Failed to CUDA calloc",
+    "CUBLAS_STATUS_ALLOC_FAILED", "CUSOLVER_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    "MPS backend out of memory",
-    "HIP out of memory",
-    "HIP error: out of memory",
-)
+    "MPS backend out of memory", "HIP out of memory", "HIP error: out of memory",
+)  # fmt: skip
 
 # Messages of kernels that do not support so large a batch.
 _KERNEL_LIMIT = (
@@ -65,5 +54,5 @@ def requested_bytes(error: BaseException) -> int | None:
 
 
 def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
-    said = text_of(error)
-    return any(text in said for text in texts)
+    message = text_of(error)
+    return any(text in message for text in texts)

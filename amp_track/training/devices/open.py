@@ -13,28 +13,23 @@ from amp_track.training.devices.accelerator import AcceleratorDevice
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.cpu import CpuDevice
 
-_PROCESSES_PER_CORE = 8
-"""Upper limit: more processes would only wait for each other."""
+_PROCESSES_PER_CORE = 8  # more would only wait for each other
 
 
 def open_device(text: str, rank: Rank = ALONE) -> Device:
-    """Return the device that `--device` names, for this rank.
+    """Return the device that `--device` names, for this rank. Raises BadInput if this machine has none of that name.
 
     The first rank on a machine gets the named accelerator, the others the ones after it. All ranks share one CPU.
-
-    Raises:
-        BadInput: this machine has no device of that name; the message lists the devices it has.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if text == "auto":
-        text = "cpu" if accelerator is None else accelerator.type
+        text = accelerator.type if accelerator else "cpu"
     if text == "cpu":
         return CpuDevice(torch.device("cpu"), rank.local_count)
-    count = torch.accelerator.device_count() if accelerator is not None else 0
-    there = ["cpu", *(f"{accelerator.type}:{index}" for index in range(count))] if accelerator else ["cpu"]
+    names = [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())] if accelerator else []
     kind, _, index = text.partition(":")
-    if accelerator is None or kind != accelerator.type or int(index or 0) >= count:
-        raise BadInput(f"--device: got {text!r}, expected one of auto, {', '.join(there)}.")
+    if f"{kind}:{int(index or 0)}" not in names:
+        raise BadInput(f"--device: got {text!r}, expected one of {', '.join(['auto', 'cpu', *names])}.")
     return AcceleratorDevice(torch.device(kind, int(index or 0) + rank.local_index))
 
 
@@ -45,37 +40,25 @@ def check_processes(device: Device, rank: Rank) -> None:
         return
     flag = "--nproc" if processes == rank.count else "torchrun's --nproc-per-node"
     if device.distributed_backend is None:
-        raise BadInput(
-            f"{flag}: got {processes}, expected 1 on {device.kind}. Only CUDA devices and CPUs train with several "
-            "processes."
-        )
+        fix = "Only CUDA devices and CPUs train with several processes."
+        raise BadInput(f"{flag}: got {processes}, expected 1 on {device.kind}. {fix}")
     if device.is_shared:
-        most = _PROCESSES_PER_CORE * (os.cpu_count() or 1)
-        if processes > most:
-            raise BadInput(f"{flag}: got {processes}, expected at most {most} on this {device.kind}.")
-        return
-    there = torch.accelerator.device_count() - (device.torch_device.index or 0)
-    if processes > there:
-        raise BadInput(
-            f"{flag}: got {processes}, expected at most {there}: one process for each device from "
-            f"{device.torch_device} on."
-        )
+        most, where = _PROCESSES_PER_CORE * (os.cpu_count() or 1), f" on this {device.kind}"
+    else:
+        most = torch.accelerator.device_count() - (device.torch_device.index or 0)
+        where = f": one process for each device from {device.torch_device} on"
+    if processes > most:
+        raise BadInput(f"{flag}: got {processes}, expected at most {most}{where}.")
 
 
 def free_bytes_each(device: Device, processes: int) -> int:
-    """Return the memory in bytes that each of `processes` could allocate now.
-
-    On a shared device they divide its free memory; with one device each, the least free memory counts.
-    """
+    """Return the memory that each of `processes` could allocate now: their part of a shared device, or the least."""
     free_bytes = min(each.free_bytes() for each in device.of_processes(processes))
     return free_bytes // processes if device.is_shared else free_bytes
 
 
 def check_budget(device: Device, budget_bytes: int | None, processes: int = 1) -> None:
-    """Raise BadInput if the budget cannot be enforced on this device, or exceeds its memory.
-
-    The budget is for each process, even if several share the device.
-    """
+    """Raise BadInput if the budget of each process cannot be enforced on this device, or exceeds its memory."""
     if budget_bytes is None:
         return
     support = device.budget_support()
@@ -87,5 +70,5 @@ def check_budget(device: Device, budget_bytes: int | None, processes: int = 1) -
         times = f" for each of {processes} processes" if of_all != budget_bytes else ""
         raise BadInput(
             f"--memory-budget: got {format_bytes(budget_bytes)}{times}, expected at most {format_bytes(capacity)}, the "
-            f"memory of {device.name}."
+            f"memory of {device.hardware().name}."
         )
