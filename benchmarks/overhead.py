@@ -259,7 +259,7 @@ def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
         found.append({"case": dataclasses.asdict(case), "runs": runs, "ratios": ratios(runs)})
     return {
         "date": datetime.date.today().isoformat(),
-        "device": open_device(cases[0].device).name,
+        "device": open_device(cases[0].device).hardware().name,
         "cores": os.cpu_count(),
         "versions": {
             "python": sys.version.split()[0], "torch": torch.__version__, "mlflow": mlflow.__version__,

@@ -23,10 +23,6 @@ def write_artifacts(workload: Workload, step: TrainStep, folder: JobFolder) -> I
 
     `weights.pt` is the model's state dict on the CPU, for `torch.load(weights_only=True)`; it is written only if
     `folder.keep_weights` is set. Each plot becomes a PNG file; its values from 0 to 1 are mapped to 0 to 255.
-
-    Raises:
-        StoreFailed: the disk is full.
-        ValueError: a plot is neither (height, width) nor (height, width, 3).
     """
     if folder.keep_weights:
         weights = Path(folder.path) / "weights.pt"

@@ -38,11 +38,7 @@ def writing(file: Path) -> Iterator[None]:
 
 
 def save(state: dict[str, Any], file: Path) -> None:
-    """Write `state` to `file` atomically: under a temporary name, flushed to the disk, and then renamed.
-
-    Raises:
-        StoreFailed: the disk is full.
-    """
+    """Write `state` to `file` atomically: under a temporary name, flushed to the disk, and then renamed."""
     temporary = file.with_suffix(".part")
     with writing(temporary), temporary.open("wb") as stream:
         torch.save(state | {"format": _FORMAT}, stream)
@@ -52,11 +48,7 @@ def save(state: dict[str, Any], file: Path) -> None:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Load the state that `save` wrote, with its tensors on the CPU.
-
-    Raises:
-        BadInput: the file is not a checkpoint, is incomplete, or has another format version.
-    """
+    """Load the state that `save` wrote, with its tensors on the CPU. Raises BadInput if the file is incomplete."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         state_format = state["format"]
@@ -94,7 +86,7 @@ class Checkpoints:
     ) -> None:
         self._every = every if folder is not None else None
         self._folder = folder
-        self._higher_is_better = higher_is_better
+        self._sign = 1 if higher_is_better else -1
         self._send = send
         self._writes = writes
         self._best: float | None = None
@@ -115,13 +107,13 @@ class Checkpoints:
     def after_epoch(
         self, step: int, state: Callable[[], dict[str, Any]], *, metric: float | None, is_over: bool
     ) -> None:
-        """Write a checkpoint if the training is over, or if its metric is the best so far.
-
-        `state` is called only if one is written.
-        """
+        """Write a checkpoint, with what `state` returns, if the training is over or its metric is the best so far."""
         if self._every is None:
             return
-        is_best = self._is_best(metric)
+        is_best = False
+        if metric is not None and not math.isnan(metric):
+            is_best = self._best is None or self._sign * metric > self._sign * self._best
+            self._best = metric if is_best else self._best
         if is_over or is_best:
             self._write(f"step-{step:09d}-evaluated.pt", step, state(), is_last=is_over, is_best=is_best)
 
@@ -130,36 +122,21 @@ class Checkpoints:
         self._write(f"step-{step:09d}.pt", step, state, is_last=True, is_best=False)
 
     def _write(self, name: str, step: int, state: dict[str, Any], *, is_last: bool, is_best: bool) -> None:
+        """Write a file. Each has a different name: the tracking process may still be moving the previous one."""
         if not self._writes:
             return
-        # Each file has a different name: the tracking process may still be moving the previous one.
         assert self._folder is not None
-        folder = Path(self._folder.path)
-        while len(list(folder.glob("*.pt"))) >= _FILES_WAITING:
+        file = Path(self._folder.path, name)
+        while len(list(file.parent.glob("*.pt"))) >= _FILES_WAITING:
             time.sleep(0.01)
-        file = folder / name
         save(state | {"best": self._best}, file)
-        self._check_once(file)
+        if not self._is_checked:  # the first file: better now than at the resume
+            try:
+                load(file)
+            except BadInput as error:
+                raise RuntimeError(
+                    f"--checkpoint-every: this training's state cannot be read back: {error.__cause__}. The state of "
+                    "model and optimizer may only contain tensors, numbers, strings, lists and dicts."
+                ) from error
+            self._is_checked = True
         self._send(CheckpointWritten(file=str(file), step=step, is_last=is_last, is_best=is_best))
-
-    def _check_once(self, file: Path) -> None:
-        """Raise RuntimeError if the first checkpoint cannot be read back: better now than at the resume."""
-        if self._is_checked:
-            return
-        self._is_checked = True
-        try:
-            load(file)
-        except BadInput as error:
-            raise RuntimeError(
-                f"--checkpoint-every: this training's state cannot be read back: {error.__cause__}. The state of model "
-                "and optimizer may only contain tensors, numbers, strings, lists and dicts."
-            ) from error
-
-    def _is_best(self, metric: float | None) -> bool:
-        if metric is None or math.isnan(metric):
-            return False
-        sign = 1 if self._higher_is_better else -1
-        if self._best is not None and sign * metric <= sign * self._best:
-            return False
-        self._best = metric
-        return True

@@ -6,13 +6,11 @@ import dataclasses
 import hashlib
 import itertools
 import math
-import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
@@ -54,8 +52,7 @@ class Batches:
 
     Every epoch has a new order. Its last batch is smaller if the batch size does not divide the data. All ranks draw
     the same order and take turns at its samples. If fewer samples than ranks are left, the other ranks repeat a sample
-    with share 0, so that every rank makes every step. With `pin_memory` batches are in pinned memory, so that the host
-    does not wait for the copy.
+    with share 0, so that every rank makes every step.
     """
 
     def __init__(self, job: Job, workload: Workload, rank: Rank = ALONE, *, pin_memory: bool = False) -> None:
@@ -65,21 +62,24 @@ class Batches:
         self._batch_size = job.batch_size
         self._generator = torch.Generator().manual_seed(job.seed)
         self._pin_memory = pin_memory
-        self._example = example_batch(workload, self._batch_size) if job.synthetic else None
-        if self._example is not None and pin_memory:
-            self._example = map_tensors(torch.Tensor.pin_memory, self._example)
-        self._train_data = None if job.synthetic else workload.train_data()
-        self._eval_data = None if job.synthetic else workload.eval_data()
+        self._train_data = self._eval_data = self._example = None
+        if job.synthetic:
+            self._example = example_batch(workload, self._batch_size)
+            if pin_memory:
+                self._example = map_tensors(torch.Tensor.pin_memory, self._example)
+        else:
+            self._train_data, self._eval_data = workload.train_data(), workload.eval_data()
         self.training_samples = length(self._train_data) if self._train_data is not None else synthetic_samples(job)
-        global_batch_size = self._batch_size * rank.count
-        full, rest = divmod(self.training_samples, global_batch_size)
         self.steps_per_epoch = steps_per_epoch(job, self.training_samples)
-        self._sizes = _of_a_short_epoch(
-            [global_batch_size] * full + ([rest] if rest else []), self.steps_per_epoch, job.grad_accum
-        )
-        """Samples of each batch of an epoch, over all ranks."""
         self.total_steps = total_steps(job, self.training_samples)
         """Optimizer steps of the job."""
+        full, rest = divmod(self.training_samples, self._batch_size * rank.count)
+        sizes = [self._batch_size * rank.count] * full + [rest] * (rest > 0)
+        if self.steps_per_epoch * job.grad_accum < len(sizes):  # a shortened epoch keeps its last step
+            of_last_step = len(sizes) % job.grad_accum or job.grad_accum
+            sizes = [*sizes[: (self.steps_per_epoch - 1) * job.grad_accum], *sizes[-of_last_step:]]
+        self._sizes = sizes
+        """Samples of each batch of an epoch, over all ranks."""
         self.position = Position(0, 0, self._generator.get_state())
         """The position at the start of the current epoch."""
 
@@ -90,11 +90,11 @@ class Batches:
 
     def epochs(self, start: Position | None = None) -> Iterator[Iterator[Part]]:
         """Yield the batches of each epoch from `start` on. The first epoch may have none left."""
-        steps_done = 0
+        first, steps_done = 0, 0
         if start is not None:
             self._generator.set_state(start.generator)
-            steps_done = start.step
-        for epoch in range(start.epoch if start else 0, math.ceil(self.total_steps / self.steps_per_epoch)):
+            first, steps_done = start.epoch, start.step
+        for epoch in range(first, math.ceil(self.total_steps / self.steps_per_epoch)):
             steps = min(self.total_steps - epoch * self.steps_per_epoch, self.steps_per_epoch)
             self.position = Position(epoch, steps_done, self._generator.get_state())
             yield self._epoch(steps, steps_done)
@@ -105,10 +105,7 @@ class Batches:
         return dataclasses.replace(self.position, step=steps - self.position.epoch * self.steps_per_epoch)
 
     def position_after_evaluation(self, steps: int) -> Position:
-        """Return the position to resume from after the evaluation of the current epoch.
-
-        It is the start of the next epoch, unless `--steps` ended the current one early.
-        """
+        """Return the position after an evaluation: the next epoch, unless `--steps` ended the current one early."""
         after = self.position_after(steps)
         return after if after.step < self.steps_per_epoch else Position(after.epoch + 1, 0, self._generator.get_state())
 
@@ -117,9 +114,7 @@ class Batches:
         sizes = self._sizes[: steps * grad_accum]  # so that loader processes load nothing unused
         batches = self._load(sizes, skip=steps_done * grad_accum)
         starts = range(steps_done * grad_accum, steps * grad_accum, grad_accum)
-        return itertools.chain.from_iterable(
-            self._one_step(batches, sizes[start : start + grad_accum]) for start in starts
-        )
+        return itertools.chain.from_iterable(self._one_step(batches, sizes[at : at + grad_accum]) for at in starts)
 
     def full_steps(self) -> Iterator[Iterator[Part]]:
         """Yield a probe's optimizer steps, made of full batches, without end.
@@ -155,14 +150,15 @@ class Batches:
     def _load(self, sizes: Sequence[int], *, skip: int = 0) -> Iterator[Any]:
         """Yield this rank's part of batches of these sizes, in a new order. The first `skip` are not loaded."""
         if self._train_data is None:
-            return (_first(self._example, max(self._own_samples(size), 1)) for size in sizes[skip:])
+            return (self._first(max(self._own_samples(size), 1)) for size in sizes[skip:])
         order = iter(torch.randperm(self.training_samples, generator=self._generator).tolist())
-        indices = (self._own(list(itertools.islice(order, size))) for size in sizes)
+        drawn = (list(itertools.islice(order, size)) for size in sizes)
+        # A rank without samples in a batch repeats one of it.
+        indices = (batch[self._rank.index :: self._rank.count] or batch[:1] for batch in drawn)
         return self._loaded(self._train_data, itertools.islice(indices, skip, None), self._generator, first_batch=skip)
 
-    def _own(self, indices: list[int]) -> list[int]:
-        """Return this rank's samples of a batch, or a repeated sample if it has none."""
-        return indices[self._rank.index :: self._rank.count] or indices[:1]
+    def _first(self, size: int) -> Any:
+        return map_tensors(lambda tensor: tensor[:size], self._example)
 
     def _own_samples(self, size: int) -> int:
         """Return how many samples of a batch of `size` samples belong to this rank."""
@@ -204,38 +200,21 @@ class Batches:
         )
 
 
-def _of_a_short_epoch(sizes: list[int], steps: int, grad_accum: int) -> list[int]:
-    """Return the batch sizes of an epoch shortened to `steps`, which keeps the epoch's last step."""
-    if steps * grad_accum >= len(sizes):
-        return sizes
-    of_last_step = len(sizes) % grad_accum or grad_accum
-    return [*sizes[: (steps - 1) * grad_accum], *sizes[-of_last_step:]]
-
-
-def _first(batch: Any, size: int) -> Any:
-    """Return the first `size` samples of a batch."""
-    return map_tensors(lambda tensor: tensor[:size], batch)
-
-
 def length(dataset: Dataset[Any]) -> int:
     """Return the number of samples of a map-style dataset."""
     return len(cast("Sized", dataset))
 
 
 def digest(dataset: Dataset[Any]) -> str:
-    """Return eight hexadecimal digits that identify a dataset.
+    """Return the first eight hexadecimal digits of a SHA-256 of a dataset's length and about 32 of its samples.
 
-    They begin a SHA-256 of the number of samples and of about 32 evenly spread samples. Random generators are seeded
-    first, so that random augmentation is the same each time.
+    Random generators are seeded first, so that random augmentation is the same each time.
     """
-    torch.manual_seed(0)
-    random.seed(0)
-    numpy.random.seed(0)
+    random_state.seed(0)
     count = length(dataset)
     content = hashlib.sha256(str(count).encode())
     for index in range(0, count, max(1, count // 32)):
-        sample = dataset[index]
-        for tensor in tensors(sample):
+        for tensor in tensors(dataset[index]):
             content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return content.hexdigest()[:8]
 
@@ -265,13 +244,12 @@ def load(
             generator.
         workers: the number of loader processes; 0 loads in this process.
         first_batch: the number of the first batch within its epoch.
-        rank: the index of this rank: each rank augments differently.
+        rank: the index of this rank among `ranks`: each rank augments differently.
         ranks: the number of ranks.
         pin_memory: put the batches in pinned memory, so that the host does not wait for the copy.
     """
     if isinstance(dataset, TensorDataset):
-        loader = DataLoader(dataset, sampler=batches, batch_size=None, generator=generator, pin_memory=pin_memory)
-        return iter(loader)
+        return iter(DataLoader(dataset, sampler=batches, batch_size=None, generator=generator, pin_memory=pin_memory))
     seed = int(torch.randint(2**48, (), generator=generator))
     numbered = ([seed + number * ranks + rank, *indices] for number, indices in enumerate(batches, start=first_batch))
     return iter(

@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from amp_track.config.job import Job
 from amp_track.config.precisions import Precision
@@ -24,7 +26,7 @@ from amp_track.training.amp import random_state
 from amp_track.training.amp.precision import float32_precision
 from amp_track.training.amp.tensors import check_loss, move
 from amp_track.training.devices.base import Device
-from amp_track.training.layers import LayerWatch, Operation, running_node_number, watching_operations
+from amp_track.training.layers import LayerWatch, running_node_number
 from amp_track.workload import Workload, example_batch, new_model
 
 _COPIES = {"_to_copy", "copy_"}
@@ -46,13 +48,8 @@ class DtypesWatch:
 
     def __init__(self, job: Job, workload: Workload, device: Device) -> None:
         self._job, self._workload, self._device = job, workload, device
-        self._phase = "data"
-        self._recorder: _Recorder | None = None
-
-    @property
-    def phase(self) -> str:
+        self.phase = "data"
         """The current phase, or the phase in which an exception was raised: data, model, forward, loss or backward."""
-        return self._recorder.in_pass if self._recorder is not None else self._phase
 
     def run(self) -> DtypesReport:
         """Record one batch of `workload.example` in training mode. Exceptions pass through unchanged.
@@ -63,98 +60,86 @@ class DtypesWatch:
         assert job.batch_size is not None, "resolve the job first"
         random_state.seed(job.seed)
         batch = example_batch(workload, job.batch_size)
-        self._phase = "model"
+        self.phase = "model"
         precision = Precision.named(job.precision)
         model = precision.prepare(new_model(workload)).train().to(device.torch_device)
         if job.channels_last:
             model = model.to(memory_format=torch.channels_last)
         input, target = move(batch, device.torch_device, channels_last=job.channels_last)
-        self._recorder = _Recorder(model)
-        with float32_precision(precision), self._recorder.recording():
+        layers = LayerWatch(model)
+        recorder = _Recorder(model, layers)
+        with float32_precision(precision), layers.watching(), recorder:
             with precision.autocast(device.kind):
+                self.phase = recorder.in_pass
                 output = model(input)
-                self._recorder.begin("loss")
+                self.phase = recorder.in_pass = "loss"
+                layers.outside_of_layers(LOSS)
                 loss = check_loss(workload.loss(output, target))
-            self._recorder.begin("backward")
+            self.phase = recorder.in_pass = "backward"
+            layers.outside_of_layers(MODEL)
             loss.backward()  # type: ignore[no-untyped-call]
         return DtypesReport(
             workload=job.workload,
             precision=job.precision,
             batch_size=job.batch_size,
             hardware=device.hardware(),
-            operations=self._recorder.operations,
+            operations=tuple(dataclasses.replace(one, count=count) for one, count in recorder.counts.items()),
         )
 
 
-class _Recorder:
-    """Counts every operation, with its layer and dtypes."""
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts every operation that runs while the mode is active, with its layer and dtypes.
 
-    def __init__(self, model: nn.Module) -> None:
+    This includes operations that autocast and autograd add, and the backward pass, on any thread. Code compiled with
+    `torch.compile` runs uncompiled. Relies on `TorchDispatchMode` and on attributes of `OpOverload`.
+    """
+
+    def __init__(self, model: nn.Module, layers: LayerWatch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.in_pass = "forward"
-        self._layers = LayerWatch(model)
+        self.counts: Counter[OperationDtypes] = Counter()
+        self._layers = layers
         self._parameters = {id(parameter): name.rpartition(".")[2] for name, parameter in model.named_parameters()}
-        self._counts: Counter[OperationDtypes] = Counter()
 
-    @property
-    def operations(self) -> tuple[OperationDtypes, ...]:
-        """Every distinct operation, with its count."""
-        return tuple(dataclasses.replace(one, count=count) for one, count in self._counts.items())
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and torch.Tag.inplace_view not in func.tags:
+            self._record(func.overloadpacket.__name__, _tensors((args, kwargs)), _tensors(result))
+        return result
 
-    def begin(self, in_pass: str) -> None:
-        """Begin the next pass: `loss` or `backward`."""
-        self.in_pass = in_pass
-        self._layers.outside_of_layers(LOSS if in_pass == "loss" else MODEL)
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record every operation that runs within the block."""
-        with self._layers.watching(), watching_operations(self._record):
-            yield
-
-    def _record(self, operation: Operation) -> None:
-        dtypes = _dtypes_of(operation)
-        if dtypes is None:
+    def _record(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Count an operation by its aten name, except one that computes nothing in floating point."""
+        dtypes, of_outputs = _floating_dtypes(inputs), _floating_dtypes(outputs)
+        if name in _BOOKKEEPING or not dtypes or not of_outputs:
             return
-        name, inputs, output = dtypes
-        in_backward = running_node_number() is not None
+        is_copy = name in _COPIES
+        if is_copy:
+            dtypes = _floating_dtypes(inputs[-1:])  # copy_(destination, source): the last is the source
+            if dtypes in ((), of_outputs[:1]):
+                return
         one = OperationDtypes(
             layer=self._layers.layer(),
-            in_pass="backward" if in_backward else self.in_pass,
-            operation=name,
-            parameter=self._parameters.get(id(operation.inputs[-1]), "") if name == CAST else "",
-            inputs=inputs,
-            output=output,
+            in_pass="backward" if running_node_number() is not None else self.in_pass,
+            operation=CAST if is_copy else readable_name(name),
+            parameter=self._parameters.get(id(inputs[-1]), "") if is_copy else "",
+            inputs=dtypes,
+            output=of_outputs[0],
         )
-        self._counts[one] += 1
+        self.counts[one] += 1
 
 
-def _dtypes_of(operation: Operation) -> tuple[str, tuple[str, ...], str] | None:
-    """Return an operation's name, its floating-point inputs' dtypes and its result's dtype.
-
-    None if it computes nothing in floating point.
-    """
-    inputs, outputs = _floating_dtypes(operation.inputs), _floating_dtypes(operation.outputs)
-    if operation.is_view or operation.name in _BOOKKEEPING or not inputs or not outputs:
-        return None
-    if operation.name not in _COPIES:
-        return readable_name(operation.name), inputs, outputs[0]
-    source = _floating_dtypes(operation.inputs[-1:])  # copy_(destination, source): the last is the source
-    return (CAST, source, outputs[0]) if source and source[0] != outputs[0] else None
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _floating_dtypes(tensors: tuple[Tensor, ...]) -> tuple[str, ...]:
-    return tuple(
-        str(tensor.dtype).removeprefix("torch.")
-        for tensor in tensors
-        if tensor.is_floating_point() or tensor.is_complex()
-    )
+def _floating_dtypes(tensors: list[Tensor]) -> tuple[str, ...]:
+    floating = (tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex())
+    return tuple(str(tensor.dtype).removeprefix("torch.") for tensor in floating)
 
 
 def readable_name(name: str) -> str:
-    """Return an aten operation's name without the parts that name its implementation.
-
-    `native_batch_norm` and `cudnn_batch_norm` become `batch_norm`, `_log_softmax_backward_data` becomes
-    `log_softmax_backward`.
-    """
+    """Return an aten operation's name without its implementation: `cudnn_batch_norm` becomes `batch_norm`."""
     name = _IMPLEMENTATION_PREFIX.sub("", name).replace("_backward_data", "_backward").removesuffix("_forward")
     return _ATTENTION.sub("scaled_dot_product_attention", name)

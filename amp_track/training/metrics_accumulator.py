@@ -14,12 +14,7 @@ from amp_track.training.amp.step import StepTotals, TrainStep
 
 
 class MetricsAccumulator:
-    """Accumulates the totals of a TrainStep over each epoch and over the job.
-
-    Args:
-        step: the step whose totals are read.
-        merge: merges its totals with those of the other ranks.
-    """
+    """Accumulates the totals of a TrainStep over each epoch and the job; `merge` adds those of the other ranks."""
 
     def __init__(self, step: TrainStep, merge: Callable[[StepTotals], StepTotals] = lambda totals: totals) -> None:
         self._step = step
@@ -87,29 +82,23 @@ class MetricsAccumulator:
 
     def measured(self) -> dict[str, Any]:
         """Return the totals as fields of a JobResult."""
+        step, batch = self._first_non_finite
+        first = NonFiniteLosses(batches=self._non_finite, first_step=step, first_batch=batch)
         return {
             "train_loss": self.train_loss,
             "steps": self._step.steps,
             "skipped_steps": self._skipped_steps,
-            "non_finite_losses": self._non_finite_losses(),
+            "non_finite_losses": first if self._non_finite else None,
             "scale": self._scale_report(),
             "diagnosis": self._diagnosis(),
         }
 
-    def _non_finite_losses(self) -> NonFiniteLosses | None:
-        if not self._non_finite:
-            return None
-        step, batch = self._first_non_finite
-        return NonFiniteLosses(batches=self._non_finite, first_step=step, first_batch=batch)
-
     def _scale_report(self) -> ScaleReport | None:
         if self._step.history is None:
             return None
-        final = self._step.history.scale
-        history = self._scale_history
-        if history[-1][0] != self._step.steps:
-            history = [*history, (self._step.steps, final)]
-        return ScaleReport(initial=history[0][1], final=final, history=tuple(history))
+        final, history = self._step.history.scale, dict(self._scale_history)
+        history.setdefault(self._step.steps, final)
+        return ScaleReport(initial=self._scale_history[0][1], final=final, history=tuple(history.items()))
 
     def _diagnosis(self) -> Diagnosis | None:
         if self._step.diagnosis is None:
@@ -143,9 +132,9 @@ class LayerSums:
         self.non_finite += look.non_finite
         self.underflowing += look.underflowing
         self.zero += look.zero
-        known, new = self.largest_output, look.largest_output
-        if new is not None and not (known is not None and (math.isnan(known) or known >= new)):
-            self.largest_output = new  # NaN counts as the largest
+        if look.largest_output is not None:  # NaN counts as the largest
+            magnitudes = [look.largest_output, *([self.largest_output] if self.largest_output is not None else [])]
+            self.largest_output = max(magnitudes, key=lambda value: (math.isnan(value), value))
 
     def summary(self, layer: str) -> LayerSummary:
         """Return the counts as fractions of all values, and underflow as a fraction of the finite values."""
@@ -165,18 +154,10 @@ def first_non_finite(looks: Sequence[LayerGradients]) -> NonFinite | None:
     At the first affected step, this is the first layer of the forward pass with such an output. If no output is
     affected, it is the first layer of the backward pass with such a gradient, from where it spreads.
     """
-    bad_outputs = [
-        look for look in looks if look.largest_output is not None and not math.isfinite(look.largest_output)
-    ]  # fmt: skip
-    bad_gradients = [look for look in looks if look.non_finite]
-    step = min((look.step for look in [*bad_outputs, *bad_gradients]), default=None)
-    if step is None:
+    outputs = [x for x in looks if x.largest_output is not None and not math.isfinite(x.largest_output)]
+    found = [(x.step, 0, x.forward_order or 0, x.layer) for x in outputs]
+    found += [(x.step, 1, x.backward_order or 0, x.layer) for x in looks if x.non_finite]
+    if not found:
         return None
-    if outputs := [look for look in bad_outputs if look.step == step]:
-        first = min(outputs, key=lambda look: look.forward_order or 0)
-        return NonFinite(step=step, layer=first.layer, in_pass="forward")
-    first = min(
-        (look for look in bad_gradients if look.step == step),
-        key=lambda look: look.backward_order or 0,
-    )
-    return NonFinite(step=step, layer=first.layer, in_pass="backward")
+    step, is_backward, _, layer = min(found)
+    return NonFinite(step=step, layer=layer, in_pass="backward" if is_backward else "forward")

@@ -7,6 +7,7 @@ an overflow on one rank is an overflow on all: their GradScalers skip the same s
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -26,8 +27,6 @@ from amp_track.stores.addresses import is_of_this_machine
 from amp_track.training.amp.step import StepTotals
 from amp_track.training.devices.base import Device
 
-_NOT_CONNECTED = "connectFullMesh failed"
-"""Part of gloo's error message if ranks cannot connect to each other."""
 _FIRST_MESSAGES = 8
 """Enough messages for each of gloo's threads, which take turns, to handle one; the thread then allocates its memory."""
 Value = TypeVar("Value")
@@ -50,42 +49,23 @@ class RankGroup:
         self.rank = rank
         self._host_group = host_group
         """The process group for values in main memory; None uses the gradients' group."""
+        self.is_alone = rank.count == 1
+        self.is_first = rank.index == 0
+        """Whether this is rank 0, which is tracked and writes files."""
 
-    @property
-    def is_alone(self) -> bool:
-        """True if the job has one rank."""
-        return self.rank.count == 1
-
-    @property
-    def is_first(self) -> bool:
-        """True for rank 0, which is tracked and writes files."""
-        return self.rank.index == 0
-
-    def sum(self, values: Sequence[float]) -> list[float]:
+    def sum(self, values: list[float]) -> list[float]:
         """Return the sum of each value over all ranks."""
-        if self.is_alone:
-            return list(values)
-        return [sum(column) for column in zip(*self.gather(list(values), _NUMBERS), strict=True)]
+        return [sum(column) for column in zip(*self.gather(values, _NUMBERS), strict=True)]
 
     def agree(self, decision: bool) -> bool:
         """Return rank 0's decision, so that all ranks decide alike although their clocks differ."""
-        if self.is_alone:
-            return decision
         return self.gather(decision, _FLAG)[0]
 
     def gather(self, value: Value, adapter: TypeAdapter[Value]) -> list[Value]:
-        """Return the values of all ranks, in rank order.
+        """Return the values of all ranks, in rank order. Raises ValueError if a rank sent an invalid value.
 
-        Values are sent as JSON and validated. `all_gather_object` would unpickle them, and the backend's sockets have
-        no authentication: other users of the machine can connect to them.
-
-        Args:
-            value: the value of this rank.
-            adapter: validates the values of all ranks.
-
-        Raises:
-            RuntimeError: a rank announced more bytes than the limit.
-            ValueError: a rank sent an invalid value.
+        Values are sent as JSON and validated by the adapter. `all_gather_object` would unpickle them, and the backend's
+        sockets have no authentication: other users of the machine can connect to them.
         """
         if self.is_alone:
             return [value]
@@ -106,7 +86,7 @@ class RankGroup:
         return [each[:length].numpy().tobytes() for each, length in zip(received, lengths, strict=True)]
 
     def merge(self, totals: StepTotals) -> StepTotals:
-        """Merge the totals of all ranks. Raises RuntimeError as `merge_totals` does."""
+        """Merge the totals of all ranks."""
         return totals if self.is_alone else merge_totals(self.gather(totals, _TOTALS))
 
     def share_buffers(self, model: nn.Module) -> None:
@@ -114,10 +94,9 @@ class RankGroup:
 
         Otherwise running means of batch norms differ by each rank's part of the last step.
         """
-        if self.is_alone:
-            return
-        for buffer in model.buffers():
-            distributed.broadcast(buffer, src=0)
+        if not self.is_alone:
+            for buffer in model.buffers():
+                distributed.broadcast(buffer, src=0)
 
 
 @contextmanager
@@ -132,8 +111,9 @@ def connected(rank: Rank, device: Device) -> Iterator[RankGroup]:
     place = urlsplit(rank.rendezvous)
     is_on_one_machine = rank.local_count == rank.count or is_of_this_machine(place.hostname or "")
     if is_on_one_machine:
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(variable, _loopback())
+            os.environ.setdefault(variable, loopback)
     if place.scheme == "file":
         meeting: dict[str, Any] = {"init_method": rank.rendezvous}
     else:
@@ -142,7 +122,7 @@ def connected(rank: Rank, device: Device) -> Iterator[RankGroup]:
         # The flight recorder grows to 1 MiB of the budget, over more epochs than a confirmation run has: four ranks
         # trained the digits within 40 MiB at batch size 272, and ran out of memory in the seventh epoch.
         os.environ.setdefault(_RECORDER_SIZE, "0")
-    with nullcontext() if is_on_one_machine else _interface_named():
+    with nullcontext() if is_on_one_machine else _interface_hint():
         distributed.init_process_group(
             device.distributed_backend,
             rank=rank.index,
@@ -150,7 +130,8 @@ def connected(rank: Rank, device: Device) -> Iterator[RankGroup]:
             device_id=None if device.is_shared else device.torch_device,
             **meeting,
         )
-        host_group = _host_group(device)
+        # An accelerator's group for gradients would wait for the device, and use some of its limited memory.
+        host_group: Any = None if device.is_shared else distributed.new_group(backend="gloo")
     # The backend's threads allocate memory with their first message: send it before the job's memory is counted.
     for _ in range(_FIRST_MESSAGES):
         distributed.all_reduce(torch.zeros(1, device=device.torch_device))
@@ -159,15 +140,15 @@ def connected(rank: Rank, device: Device) -> Iterator[RankGroup]:
 
 
 @contextmanager
-def _interface_named() -> Iterator[None]:
-    """Raise ConnectionError with a hint at GLOO_SOCKET_IFNAME if gloo cannot connect within the block.
+def _interface_hint() -> Iterator[None]:
+    """Raise ConnectionError with a hint at GLOO_SOCKET_IFNAME if gloo cannot connect.
 
     gloo listens at the address of the host's name, which Debian's installer sets to 127.0.1.1 in /etc/hosts.
     """
     try:
         yield
     except RuntimeError as error:
-        if _NOT_CONNECTED not in str(error):
+        if "connectFullMesh failed" not in str(error):
             raise
         raise ConnectionError(
             f"the ranks on several machines cannot connect to each other ({error}). If none of them has died, set "
@@ -178,23 +159,6 @@ def _interface_named() -> Iterator[None]:
 def store_at(host: str, port: int, *, timeout_seconds: float = 300) -> TCPStore:
     """Return a client of a TCPStore, such as torchrun's at MASTER_ADDR and MASTER_PORT."""
     return TCPStore(host, port, is_master=False, timeout=datetime.timedelta(seconds=timeout_seconds))
-
-
-def _host_group(device: Device) -> distributed.ProcessGroup | None:
-    """Return a gloo process group for values in main memory; None if the gradients' group is one.
-
-    An accelerator's group for gradients would wait for the device, and use some of its limited memory.
-    """
-    if device.is_shared:
-        return None
-    group = distributed.new_group(backend="gloo")
-    assert isinstance(group, distributed.ProcessGroup), "every process of the job is a member"
-    return group
-
-
-def _loopback() -> str:
-    """Return the name of the network interface that only this machine can reach."""
-    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
 def merge_totals(totals: Sequence[StepTotals]) -> StepTotals:
@@ -217,13 +181,10 @@ def merge_totals(totals: Sequence[StepTotals]) -> StepTotals:
     weighted = [[loss * size for loss, size in zip(t.step_losses, t.step_samples, strict=True)] for t in totals]
     losses = tuple(sum(column) / size for column, size in zip(zip(*weighted, strict=True), samples, strict=True))
     scores = [each.score_sum for each in totals if each.score_sum is not None]
-    return StepTotals(
-        first_step=first.first_step,
+    return dataclasses.replace(
+        first,
         step_losses=losses,
         step_samples=samples,
         score_sum=sum(scores) if scores else None,
         non_finite_losses=tuple(sorted({bad for each in totals for bad in each.non_finite_losses})),
-        skipped_steps=first.skipped_steps,
-        scale_changes=first.scale_changes,
-        diagnosed=first.diagnosed,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -13,8 +13,6 @@ from amp_track.training.data import Part
 from amp_track.training.devices.base import Device
 
 T = TypeVar("T")
-FEWEST_STEPS = 2
-"""The second step needs more memory than the first even if optimizer state exists: 16 MB of 323 MB, ResNet-18, CPU."""
 _SECONDS, _MOST_STEPS = 0.2, 50
 """Seconds that give samples/s within a few percent on a device without a queue, and the most steps."""
 _QUEUE_SECONDS, _MOST_QUEUED_STEPS = 1.0, 4096
@@ -24,18 +22,12 @@ TrainOn = Callable[[Part], int]
 
 
 class TrainingClock:
-    """Measures seconds of training, and samples per second after a warm-up: first steps allocate, tune and compile.
-
-    Args:
-        device: synchronized before the clock is read.
-        warm_up_steps: optimizer steps that the speed leaves out.
-    """
+    """Measures seconds of training, and samples per second after a warm-up: first steps allocate, tune and compile."""
 
     def __init__(self, device: Device, warm_up_steps: int) -> None:
         self._device = device
         self._warm_up_steps = warm_up_steps
-        self._samples = 0
-        self._steps = 0
+        self._samples = self._steps = 0
         self._started = 0.0
         self._warm_at: tuple[int, float] | None = (0, 0.0) if warm_up_steps == 0 else None
         self.seconds = 0.0
@@ -80,7 +72,6 @@ class InputWait:
 
     def __init__(self, device: Device) -> None:
         self.seconds = 0.0
-        """Seconds waited so far."""
         self._last_step = torch.Event(device.torch_device) if device.has_queue else None
         self._is_recorded = False
 
@@ -101,11 +92,8 @@ class InputWait:
 
 
 class _Timed(Iterator[T], Generic[T]):
-    """Times each batch of an iterator.
-
-    It is not a generator, because a generator's frame would hold a batch while the next one is loaded, and memory may
-    not have room for two.
-    """
+    """Times each batch. Not a generator, whose frame would hold a batch while the next one is loaded: memory may not
+    have room for two."""
 
     def __init__(self, wait: InputWait, batches: Iterator[T]) -> None:
         self._wait = wait
@@ -131,12 +119,14 @@ class FullStepsTiming:
 
 @dataclass
 class _Step:
-    """A completed step: its last batch, its parts without their batches, its samples and its seconds."""
+    """A completed step: its last batch, its parts without their batches, and its measurements."""
 
-    batch: Any
-    parts: list[Part]
-    samples: int
-    seconds: float
+    batch: Any = None
+    parts: list[Part] = field(default_factory=list)
+    samples: int = 0
+    seconds: float = 0.0
+    """Without loading."""
+    load_seconds: list[float] = field(default_factory=list)
 
     def again(self, train_on: TrainOn) -> None:
         """Repeat the step, with its last batch in each of its parts."""
@@ -153,6 +143,7 @@ def make_full_steps(
 ) -> FullStepsTiming:
     """Make at least two full steps, if there are two, and enough to time them reliably.
 
+    The second step needs more memory than the first even if optimizer state exists: 16 MB of 323 MB, ResNet-18, CPU.
     The first two load their batches, as a training does, because loading needs memory. Then the last batch is repeated:
     otherwise loading between the steps would dominate the time. The first step allocates, tunes and compiles, and is
     timed only if it is the only one.
@@ -163,39 +154,37 @@ def make_full_steps(
         device: synchronized before the clock is read; with a queue, not after each repeated step.
         agree: makes all ranks decide alike.
     """
-    loads: list[float] = []
-    step, train_seconds = _loaded_step(next(steps), train_on, device, loads), 0.0
-    for parts in steps:
-        train_seconds += step.seconds
+    step = _loaded_step(next(steps), train_on, device)
+    timed_steps, timed_seconds, cold_seconds, loads = 1, step.seconds, 0.0, step.load_seconds
+    second = next(steps, None)
+    if second is not None:
+        cold_seconds = step.seconds
         del step  # before the next batch is loaded: two at once are not what fits
-        step = _loaded_step(parts, train_on, device, loads)
+        step = _loaded_step(second, train_on, device)
+        loads += step.load_seconds
         timed_steps, timed_seconds = _repeat(step, train_on, device, agree)
-        break
-    else:
-        timed_steps, timed_seconds = 1, step.seconds
     return FullStepsTiming(
-        train_seconds=train_seconds + timed_seconds,
+        train_seconds=cold_seconds + timed_seconds,
         samples_per_second=timed_steps * step.samples / max(timed_seconds, 1e-9),
         load_seconds=min(loads),
     )
 
 
-def _loaded_step(parts: Iterator[Part], train_on: TrainOn, device: Device, loads: list[float]) -> _Step:
-    """Make one step on newly loaded batches, and append each batch's loading time to `loads`."""
-    made = _Step(None, [], 0, 0.0)
-    while True:
-        asked = time.perf_counter()
-        part = next(parts, None)
-        if part is None:
-            return made
+def _loaded_step(parts: Iterator[Part], train_on: TrainOn, device: Device) -> _Step:
+    """Make one step on newly loaded batches."""
+    made = _Step()
+    asked = time.perf_counter()
+    while (part := next(parts, None)) is not None:
         started = time.perf_counter()
-        loads.append(started - asked)
+        made.load_seconds.append(started - asked)
         made.samples += train_on(part)
         device.synchronize()
-        made.seconds += time.perf_counter() - started
+        asked = time.perf_counter()
+        made.seconds += asked - started
         made.parts.append(part._replace(batch=None))
         made.batch = part.batch if part.update else None
-        del part
+        del part  # before the next batch is loaded
+    return made
 
 
 def _repeat(step: _Step, train_on: TrainOn, device: Device, agree: Callable[[bool], bool]) -> tuple[int, float]:

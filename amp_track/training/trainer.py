@@ -50,6 +50,11 @@ class Trainer:
         folder: where to write checkpoints and artifacts, and which checkpoint to resume from.
     """
 
+    _batches: Batches
+    _step: TrainStep
+    _accumulator: MetricsAccumulator
+    _clock: TrainingClock
+
     def __init__(
         self,
         job: Job,
@@ -78,28 +83,30 @@ class Trainer:
             writes=self._group.is_first,
         )
         self._precision = Precision.named(job.precision)
-        self._step: TrainStep | None = None
         self._phase = "data"
         self._input_wait = InputWait(device)
         self._evaluation_clock = TrainingClock(device, warm_up_steps=1)
-        self._eval_peak_allocated_bytes = 0
-        self._train_peak_allocated_bytes = 0
+        self._evaluation: EvalTotals | None = None
+        """The last evaluation of a training."""
+        self._non_finite_weights = ""
+        self._seconds_before_resume = 0.0
+        self._train_peak_allocated_bytes = self._eval_peak_allocated_bytes = 0
         self._resume_state: dict[str, Any] | None = None
         self._started = self._last_progress = self._last_record = time.perf_counter()
 
     @property
     def phase(self) -> str:
         """The current phase, or the phase in which an exception was raised: data, model, forward, evaluation, …"""
-        return self._step.phase if self._phase == "training" and self._step is not None else self._phase
+        return self._step.phase if self._phase == "training" else self._phase
 
     def run(self) -> JobResult:
         """Train, evaluate after every epoch, and measure. Exceptions pass through unchanged."""
         self._started = time.perf_counter()
-        random_state.seed(self._job.seed)
-        rank = self._group.rank
-        batches = Batches(self._job, self._workload, rank, pin_memory=self._device.pins_memory)
-        if self._batch_size * rank.count > batches.training_samples:
-            times = f" × {rank.count} processes" if rank.count > 1 else ""
+        job, device, ranks = self._job, self._device, self._group.rank.count
+        random_state.seed(job.seed)
+        batches = self._batches = Batches(job, self._workload, self._group.rank, pin_memory=device.pins_memory)
+        if self._batch_size * ranks > batches.training_samples:
+            times = f" × {ranks} processes" if ranks > 1 else ""
             return JobResult(
                 status=JobStatus.OVER_DATASET,
                 message=f"batch size {self._batch_size}{times} exceeds the {batches.training_samples} training samples",
@@ -108,66 +115,59 @@ class Trainer:
         if self._resume_state is not None:
             self._started -= self._resume_state["wall_seconds"]
         self._phase = "model"
-        self._device.begin(self._job.memory_budget_bytes, enforce=self._enforce_budget)
-        learning_rate = scaled_learning_rate(self._job, self._workload.batch_size)
-        step = self._build_step(learning_rate, batches.total_steps)
+        device.begin(job.memory_budget_bytes, enforce=self._enforce_budget)
+        learning_rate = scaled_learning_rate(job, self._workload.batch_size)
+        step = self._step = self._build_step(learning_rate)
+        self._accumulator = MetricsAccumulator(step, self._group.merge)
         with float32_precision(self._precision) as float32_settings:  # after the model's own code, which may set it too
             self._send(
                 Started(settings=(*((f"fp32_precision.{name}", value) for name, value in float32_settings.items()),
                                   ("scaled_learning_rate", str(learning_rate)),
-                                  ("memory_meter", self._device.meter)),
+                                  ("memory_meter", device.meter)),
                         scale=step.history.scale if step.history is not None else None)
             )  # fmt: skip
-            if self._job.probe:
-                measured = self._probe(step, batches)
-            else:
-                measured = self._train(step, batches, self._take_resume_state())
+            measured = self._probe() if job.probe else self._train()
             wall_seconds = time.perf_counter() - self._started
-        self._device.synchronize()
-        peak = self._device.peak()
+        device.synchronize()
         job_result = JobResult(
             status=JobStatus.FITS,
             wall_seconds=wall_seconds,
             train_peak_allocated_bytes=self._train_peak_allocated_bytes or None,
             peak_resident_bytes=peak_resident_bytes(),
-            peak_bytes=peak.reserved_bytes,
+            peak_bytes=device.peak().reserved_bytes,
             eval_peak_allocated_bytes=self._eval_peak_allocated_bytes or None,
-            waited_seconds=self._input_wait.seconds if not self._job.probe else None,  # it waits for every batch
-            allocation_retries=self._device.allocation_retries(),
+            waited_seconds=self._input_wait.seconds if not job.probe else None,  # it waits for every batch
+            allocation_retries=device.allocation_retries(),
             eval_samples_per_second=self._evaluation_clock.samples_per_second,
+            **self._accumulator.measured(),
             **measured,
         )
-        self._write_artifacts(step)
+        self._write_artifacts()
         return job_result
 
-    def _write_artifacts(self, step: TrainStep) -> None:
-        """Write the artifacts after all measurements, without a memory limit.
-
-        A failing plot is noted in the log; the training still counts as successful.
-        """
-        if self._folder is None or not self._folder.keep_plots:
+    def _write_artifacts(self) -> None:
+        """Write the artifacts after all measurements, without a memory limit. A failure is only noted in the log."""
+        if self._folder is None or not self._folder.keep_plots or not self._group.is_first:
             return
-        if self._job.probe or self._job.synthetic or not self._group.is_first:
+        if self._job.probe or self._job.synthetic:
             return
-        step.optimizer.state.clear()
+        self._step.optimizer.state.clear()
         self._device.lift_budget()
         try:
             with float32_precision(self._precision):
-                for written in artifacts.write_artifacts(self._workload, step, self._folder):
+                for written in artifacts.write_artifacts(self._workload, self._step, self._folder):
                     self._send(written)
         except Exception as error:
             self._send(Noted(text=f"the training is complete, but not all its files were written: {summary(error)}"))
 
-    def _build_step(self, learning_rate: float, total_steps: int) -> TrainStep:
-        device = self._device.torch_device
-        model = self._precision.prepare(new_model(self._workload)).to(device)
-        optimizer = new_optimizer(self._workload, model, learning_rate)
-        self._step = TrainStep(
+    def _build_step(self, learning_rate: float) -> TrainStep:
+        model = self._precision.prepare(new_model(self._workload)).to(self._device.torch_device)
+        step = TrainStep(
             model,
-            optimizer,
+            new_optimizer(self._workload, model, learning_rate),
             self._workload.loss,
             self._precision,
-            schedule=new_schedule(self._workload, total_steps),
+            schedule=new_schedule(self._workload, self._batches.total_steps),
             max_grad_norm=self._job.max_grad_norm,
             channels_last=self._job.channels_last,
             compile=self._job.compile,
@@ -177,91 +177,82 @@ class Trainer:
         if not self._group.is_first:
             # The same weights and sample order on each rank, but different dropout and augmentation.
             random_state.seed(self._job.seed + _SEEDS_APART * self._group.rank.index)
-        return self._step
+        return step
 
-    def _train(self, step: TrainStep, batches: Batches, known: dict[str, Any] | None) -> dict[str, Any]:
-        clock = TrainingClock(self._device, min(_WARM_UP_STEPS, batches.total_steps // 3))
-        accumulator = MetricsAccumulator(step, self._group.merge)
-        evaluation: EvalTotals | None = None
-        non_finite_weights = ""
-
-        def state(position: Position) -> dict[str, Any]:
-            return {
-                "position": dataclasses.asdict(position),
-                "step": step.state_dict(),
-                "tally": accumulator.state_dict(),
-                "evaluation": dataclasses.asdict(evaluation) if evaluation is not None else None,
-                "non_finite_weights": non_finite_weights,
-                "train_seconds": seconds_before + clock.seconds,
-                "waited_seconds": self._input_wait.seconds,
-                "random_of_peers": self._random_of_peers(step),
-                "wall_seconds": time.perf_counter() - self._started,
-            }
-
-        start, seconds_before = None, 0.0
-        if known is not None:
-            start = Position(**known["position"])
-            step.load_state_dict(known["step"])
-            accumulator.load_state_dict(known["tally"])
-            evaluation = EvalTotals(**known["evaluation"]) if known["evaluation"] is not None else None
-            non_finite_weights, seconds_before = known["non_finite_weights"], known["train_seconds"]
-            self._input_wait.seconds = known["waited_seconds"]
-            if not self._group.is_alone:
-                random_state.restore(known["random_of_peers"][self._group.rank.index], step.device)
-            known = None  # it holds a second copy of all weights
-        for parts in batches.epochs(start):
-            self._train_epoch(step, batches, parts, accumulator, clock, state)
-            non_finite_weights = non_finite_weights or step.non_finite_weights()
-            evaluation = self._evaluate(step, batches)
-            metric = self._metric(evaluation)
+    def _train(self) -> dict[str, Any]:
+        step, batches = self._step, self._batches
+        self._clock = TrainingClock(self._device, min(_WARM_UP_STEPS, batches.total_steps // 3))
+        for parts in batches.epochs(self._restore()):
+            self._train_epoch(parts)
+            self._non_finite_weights = self._non_finite_weights or step.non_finite_weights()
+            self._evaluation = self._evaluate()
             self._send(
                 EpochEnded(
                     epoch=batches.position.epoch + 1,
                     step=step.steps,
-                    train_loss=accumulator.end_epoch(),
-                    eval_loss=evaluation.loss if evaluation else None,
-                    metric=metric,
+                    train_loss=self._accumulator.end_epoch(),
+                    **self._evaluated(),
                 )
             )
             self._checkpoints.after_epoch(
                 step.steps,
-                lambda: state(batches.position_after_evaluation(step.steps)),
-                metric=metric,
+                lambda: self._state(batches.position_after_evaluation(step.steps)),
+                metric=self._evaluated()["metric"],
                 is_over=step.steps == batches.total_steps,
             )
-        return accumulator.measured() | {
-            "train_seconds": seconds_before + clock.seconds,
-            "samples_per_second": clock.samples_per_second,
-            "non_finite_weights": non_finite_weights,
-            "eval_loss": evaluation.loss if evaluation else None,
-            "metric": self._metric(evaluation),
+        return self._evaluated() | {
+            "train_seconds": self._seconds_before_resume + self._clock.seconds,
+            "samples_per_second": self._clock.samples_per_second,
+            "non_finite_weights": self._non_finite_weights,
         }
 
-    def _random_of_peers(self, step: TrainStep) -> list[dict[str, Any]]:
-        """Return the random state of each rank; nothing for one rank, whose state is part of the step's."""
-        if self._group.is_alone:
-            return []
-        own = random_state.to_json(random_state.capture(step.device))
-        return [random_state.from_json(each) for each in self._group.gather(own, JSON)]
+    def _evaluated(self) -> dict[str, Any]:
+        """Return loss and metric of the last evaluation; synthetic data has no metric."""
+        evaluation = self._evaluation
+        return {
+            "eval_loss": evaluation.loss if evaluation else None,
+            "metric": evaluation.metric if evaluation and not self._job.synthetic else None,
+        }
 
-    def _take_resume_state(self) -> dict[str, Any] | None:
-        """Return the state to resume from, and drop the reference: it holds a second copy of all weights."""
+    def _state(self, position: Position) -> dict[str, Any]:
+        """Return the state from which `_restore` resumes the training at a position."""
+        random_of_peers: list[dict[str, Any]] = []  # the state of one rank is part of the step's
+        if not self._group.is_alone:
+            own = random_state.to_json(random_state.capture(self._step.device))
+            random_of_peers = [random_state.from_json(each) for each in self._group.gather(own, JSON)]
+        return {
+            "position": dataclasses.asdict(position),
+            "step": self._step.state_dict(),
+            "tally": self._accumulator.state_dict(),
+            "evaluation": dataclasses.asdict(self._evaluation) if self._evaluation is not None else None,
+            "non_finite_weights": self._non_finite_weights,
+            "train_seconds": self._seconds_before_resume + self._clock.seconds,
+            "waited_seconds": self._input_wait.seconds,
+            "random_of_peers": random_of_peers,
+            "wall_seconds": time.perf_counter() - self._started,
+        }
+
+    def _restore(self) -> Position | None:
+        """Resume from the checkpoint, and drop its state, which holds a second copy of all weights."""
         state, self._resume_state = self._resume_state, None
-        return state
+        if state is None:
+            return None
+        self._step.load_state_dict(state["step"])
+        self._accumulator.load_state_dict(state["tally"])
+        self._evaluation = EvalTotals(**state["evaluation"]) if state["evaluation"] is not None else None
+        self._non_finite_weights = state["non_finite_weights"]
+        self._seconds_before_resume = state["train_seconds"]
+        self._input_wait.seconds = state["waited_seconds"]
+        if not self._group.is_alone:
+            random_state.restore(state["random_of_peers"][self._group.rank.index], self._step.device)
+        return Position(**state["position"])
 
-    def _train_epoch(
-        self,
-        step: TrainStep,
-        batches: Batches,
-        parts: Iterator[Part],
-        accumulator: MetricsAccumulator,
-        clock: TrainingClock,
-        state: Callable[[Position], dict[str, Any]],
-    ) -> None:
-        self._begin_training(step)
+    def _train_epoch(self, parts: Iterator[Part]) -> None:
+        step, clock, batches = self._step, self._clock, self._batches
+        self._begin_training()
         clock.start()
         for part in self._input_wait.timed(parts):
-            samples, update = self._train_on(step, part), part.update
+            samples, update = self._train_on(part), part.update
             del part  # before the next batch is loaded: two at once are not what fits
             clock.count(samples, step=update)
             if not update:
@@ -271,30 +262,27 @@ class Trainer:
                 self._last_progress = now
                 peak_bytes = self._device.peak().reserved_bytes
                 self._send(StepsDone(step=step.steps, total_steps=batches.total_steps, memory_bytes=peak_bytes))
-            if self._is_time_to_record(step, now):
+            if self._is_time_to_record(now):
                 self._last_record = now
-                self._record(accumulator)
+                self._record()
             if self._checkpoints.is_due(step.steps):
-                self._record(accumulator)  # before the checkpoint, whose totals must already be recorded
+                self._record()  # before the checkpoint, whose totals must already be recorded
                 clock.stop()
-                self._checkpoints.after_step(step.steps, state(batches.position_after(step.steps)))
+                self._checkpoints.after_step(step.steps, self._state(batches.position_after(step.steps)))
                 clock.start()
-        self._record(accumulator)
+        self._record()
         clock.stop()
         self._note_peak_of_training()
 
-    def _is_time_to_record(self, step: TrainStep, now: float) -> bool:
+    def _is_time_to_record(self, now: float) -> bool:
         """Return True if losses are due to be sent: by time, or by steps, so that several ranks agree."""
         if self._group.is_alone:
             return now - self._last_record > _RECORD_SECONDS
-        return step.steps % _RECORD_STEPS_TOGETHER == 0
+        return self._step.steps % _RECORD_STEPS_TOGETHER == 0
 
-    def _metric(self, evaluation: EvalTotals | None) -> float | None:
-        return evaluation.metric if evaluation is not None and not self._job.synthetic else None
-
-    def _record(self, accumulator: MetricsAccumulator) -> None:
+    def _record(self) -> None:
         """Send the losses and scale changes since the last record. Waits for the device."""
-        totals = accumulator.read()
+        totals = self._accumulator.read()
         if totals.steps:
             self._send(
                 StepsRecorded(
@@ -305,7 +293,7 @@ class Trainer:
                 )
             )
 
-    def _probe(self, step: TrainStep, batches: Batches) -> dict[str, Any]:
+    def _probe(self) -> dict[str, Any]:
         """Reproduce a training's peak memory cheaply: a smaller last batch, an evaluation, and a few full steps.
 
         The end of an epoch leaves optimizer state, kernels and workspaces in memory, so the full steps after it need
@@ -313,46 +301,47 @@ class Trainer:
         These rarely need more memory than the two full steps before them; `probe_to_the_end` decides whether the probe
         includes them.
         """
-        accumulator = MetricsAccumulator(step, self._group.merge)
+        batches = self._batches
         if batches.trains_after_an_evaluation:
             if self._job.compile:  # as a training does: for a full batch first, then for the smaller one
-                self._begin_training(step)
+                self._begin_training()
                 for part in next(batches.full_steps()):
-                    self._train_on(step, part)
+                    self._train_on(part)
                 self._note_peak_of_training()
-            self._end_an_epoch(step, batches)
-        self._begin_training(step)
-        timing = make_full_steps(
-            batches.full_steps(), lambda part: self._train_on(step, part), self._device, agree=self._group.agree
-        )
+            self._end_an_epoch()
+        self._begin_training()
+        timing = make_full_steps(batches.full_steps(), self._train_on, self._device, agree=self._group.agree)
         self._note_peak_of_training()
         makes_the_end = self._job.probe_to_the_end or not batches.has_a_second_full_step
         if makes_the_end and not batches.trains_after_an_evaluation:
-            self._end_an_epoch(step, batches)
-        accumulator.read()
-        accumulator.end_epoch()
-        return accumulator.measured() | dataclasses.asdict(timing)
+            self._end_an_epoch()
+        self._accumulator.read()
+        self._accumulator.end_epoch()
+        return dataclasses.asdict(timing)
 
-    def _end_an_epoch(self, step: TrainStep, batches: Batches) -> None:
+    def _end_an_epoch(self) -> None:
         """Train on the smaller last batch of an epoch, and evaluate."""
-        self._begin_training(step)
+        batches = self._batches
+        self._begin_training()
         # Without a smaller batch, a full one: an evaluation always follows a step, so optimizer state exists.
-        for part in batches.last_step() if batches.has_smaller_batch or step.steps else next(batches.full_steps()):
-            self._train_on(step, part)
+        has_last_step = batches.has_smaller_batch or self._step.steps
+        for part in batches.last_step() if has_last_step else next(batches.full_steps()):
+            self._train_on(part)
         self._note_peak_of_training()
-        self._evaluate(step, batches)
+        self._evaluate()
 
-    def _begin_training(self, step: TrainStep) -> None:
-        self._phase, step.phase = "training", "data"
-        step.model.train()
+    def _begin_training(self) -> None:
+        self._phase, self._step.phase = "training", "data"
+        self._step.model.train()
         self._device.reset_peak()
 
     def _note_peak_of_training(self) -> None:
         self._device.synchronize()
         self._train_peak_allocated_bytes = max(self._train_peak_allocated_bytes, self._device.peak().allocated_bytes)
 
-    def _evaluate(self, step: TrainStep, batches: Batches) -> EvalTotals | None:
+    def _evaluate(self) -> EvalTotals | None:
         """Return loss and metric over the evaluation data of all ranks; None without evaluation data."""
+        step = self._step
         self._phase = "evaluation"
         step.model.eval()
         self._group.share_buffers(step.model)
@@ -366,20 +355,19 @@ class Trainer:
             channels_last=self._job.channels_last,
         )
         self._evaluation_clock.start()
-        for batch in batches.evaluation():
+        for batch in self._batches.evaluation():
             evaluate(*batch)
             self._evaluation_clock.count(batch_length(batch) * self._group.rank.count)
             del batch
         own = evaluate.read()  # waits for the device
         self._evaluation_clock.stop()
-        totals = self._mean_over_peers(own)
+        totals = self._mean_over_ranks(own)
         if not totals.samples:
             return None
         self._eval_peak_allocated_bytes = max(self._eval_peak_allocated_bytes, self._device.peak().allocated_bytes)
         return totals
 
-    def _mean_over_peers(self, own: EvalTotals) -> EvalTotals:
-        """Return the means over the evaluation samples of all ranks."""
+    def _mean_over_ranks(self, own: EvalTotals) -> EvalTotals:
         if self._group.is_alone:
             return own
         loss, metric = (value * own.samples if own.samples else 0.0 for value in (own.loss, own.metric))
@@ -388,10 +376,10 @@ class Trainer:
             return own
         return EvalTotals(samples=int(samples), loss=loss / samples, metric=metric / samples)
 
-    def _train_on(self, step: TrainStep, part: Part) -> int:
+    def _train_on(self, part: Part) -> int:
         """Train on one batch, and return its number of samples over all ranks."""
         input, target = part.batch
-        step(input, target, share=part.share, update=part.update)
-        step.phase = "data"
+        self._step(input, target, share=part.share, update=part.update)
+        self._step.phase = "data"
         self._input_wait.step_submitted()
         return part.samples

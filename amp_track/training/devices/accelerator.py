@@ -157,7 +157,7 @@ _DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
 
 
 def driver_version() -> str:
-    """Return the NVIDIA driver's version, such as `570.86.15`, or "" if neither the kernel nor nvidia-smi reports it."""
+    """Return the NVIDIA driver's version, such as `570.86.15`; "" if neither kernel nor nvidia-smi reports it."""
     with contextlib.suppress(OSError):
         if found := re.search(r"Kernel Module.*?(\d+\.[\d.]+)", _DRIVER_VERSION_FILE.read_text()):
             return found.group(1)
