@@ -16,32 +16,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-ROUNDING_BYTES = 512
-"""`kMinBlockSize`: every block is a multiple of it."""
-SMALL_REQUEST_BYTES = 2**20
-"""`kSmallSize`: the largest request that comes from the pool of small blocks."""
-SMALL_SEGMENT_BYTES = 2 * 2**20
-"""`kSmallBuffer`: the segments of that pool."""
-LARGE_SEGMENT_BYTES = 20 * 2**20
-"""`kLargeBuffer`: the segments that requests below `OWN_SEGMENT_BYTES` are cut out of."""
-OWN_SEGMENT_BYTES = 10 * 2**20
-"""`kMinLargeAlloc`: a request of at least this size gets a separate segment."""
-SEGMENT_ROUNDING_BYTES = 2 * 2**20
-"""`kRoundLarge`: the size of such a segment is a multiple of it."""
+# The constants of CUDACachingAllocator.cpp.
+ROUNDING_BYTES = 512  # kMinBlockSize: every block is a multiple of it
+SMALL_REQUEST_BYTES = 2**20  # kSmallSize: the largest request that comes from the pool of small blocks
+SMALL_SEGMENT_BYTES = 2 * 2**20  # kSmallBuffer: the segments of that pool
+LARGE_SEGMENT_BYTES = 20 * 2**20  # kLargeBuffer: the segments that requests below OWN_SEGMENT_BYTES are cut out of
+OWN_SEGMENT_BYTES = 10 * 2**20  # kMinLargeAlloc: a request of at least this size gets a separate segment
+SEGMENT_ROUNDING_BYTES = 2 * 2**20  # kRoundLarge: the size of such a segment is a multiple of it
 
 
 class SimulatedOutOfMemory(Exception):
-    """Raised if a request does not fit, with the numbers of torch's message, in bytes."""
+    """Raised if a request does not fit, with the size of the segment that it needed."""
 
-    def __init__(self, *, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, capacity_bytes: int) -> None:
-        super().__init__(
-            f"tried to allocate {requested_bytes} bytes with {allocated_bytes} allocated and {reserved_bytes} "
-            f"reserved of {capacity_bytes}"
-        )
+    def __init__(self, requested_bytes: int, allocator: CachingAllocator) -> None:
         self.requested_bytes = requested_bytes
-        self.allocated_bytes = allocated_bytes
-        self.reserved_bytes = reserved_bytes
-        self.capacity_bytes = capacity_bytes
+        self.allocated_bytes, self.reserved_bytes = allocator.allocated_bytes, allocator.reserved_bytes
+        super().__init__(
+            f"tried to allocate {requested_bytes} bytes with {self.allocated_bytes} allocated and "
+            f"{self.reserved_bytes} reserved of {allocator.capacity_bytes}"
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -55,6 +48,10 @@ class Block:
     before: Block | None = field(default=None, repr=False)
     after: Block | None = field(default=None, repr=False)
 
+    @property
+    def is_whole_segment(self) -> bool:
+        return self.before is None and self.after is None
+
 
 class _Free(NamedTuple):
     """A free block in the sort order of its pool: by size, then by address."""
@@ -65,20 +62,14 @@ class _Free(NamedTuple):
 
 
 class CachingAllocator:
-    """The caching allocator of one device.
-
-    Args:
-        capacity_bytes: the limit for all segments together; None for no limit.
-    """
+    """The caching allocator of one device, with a limit for all segments together, or None."""
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
-        self.allocated_bytes = 0
-        """Currently allocated bytes, in rounded blocks."""
-        self.reserved_bytes = 0
-        """Current bytes of all segments."""
-        self.train_peak_allocated_bytes = 0
-        self.peak_reserved_bytes = 0
+        self.allocated_bytes = self.train_peak_allocated_bytes = 0
+        """In rounded blocks."""
+        self.reserved_bytes = self.peak_reserved_bytes = 0
+        """In segments."""
         self.retries = 0
         """How often the cache was released to retry a request."""
         self.segments: dict[int, int] = {}
@@ -87,12 +78,7 @@ class CachingAllocator:
         self._next_address = 0
 
     def allocate(self, size_bytes: int) -> Block:
-        """Return a block of at least that size.
-
-        Raises:
-            SimulatedOutOfMemory: it does not fit, even after the cache was released.
-        """
-        assert size_bytes > 0, "torch asks the allocator for nothing where a tensor is empty"
+        """Return a block of at least that size. Raises SimulatedOutOfMemory if it does not fit."""
         rounded = -(-size_bytes // ROUNDING_BYTES) * ROUNDING_BYTES
         is_small = rounded <= SMALL_REQUEST_BYTES
         block = self._take_free(rounded, is_small) or self._new_segment(rounded, is_small)
@@ -117,9 +103,9 @@ class CachingAllocator:
         """Release every segment that is completely free."""
         for pool in self._free.values():
             for free in pool:
-                if _is_whole_segment(free.block):
+                if free.block.is_whole_segment:
                     self.reserved_bytes -= self.segments.pop(free.address)
-            pool[:] = [free for free in pool if not _is_whole_segment(free.block)]
+            pool[:] = [free for free in pool if not free.block.is_whole_segment]
 
     def free_blocks(self) -> Iterator[Block]:
         """Yield every block that is reserved but not allocated."""
@@ -132,18 +118,17 @@ class CachingAllocator:
         return pool.pop(index).block if index < len(pool) else None
 
     def _new_segment(self, rounded: int, is_small: bool) -> Block:
-        size_bytes = _segment_bytes(rounded, is_small)
+        if is_small:
+            size_bytes = SMALL_SEGMENT_BYTES
+        elif rounded < OWN_SEGMENT_BYTES:
+            size_bytes = LARGE_SEGMENT_BYTES
+        else:
+            size_bytes = -(-rounded // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
         if not self._has_room(size_bytes):
             self.retries += 1
             self.empty_cache()
-        if not self._has_room(size_bytes):
-            assert self.capacity_bytes is not None
-            raise SimulatedOutOfMemory(
-                requested_bytes=size_bytes,
-                allocated_bytes=self.allocated_bytes,
-                reserved_bytes=self.reserved_bytes,
-                capacity_bytes=self.capacity_bytes,
-            )
+            if not self._has_room(size_bytes):
+                raise SimulatedOutOfMemory(size_bytes, self)
         self.reserved_bytes += size_bytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         block = Block(self._next_address, size_bytes, is_small)
@@ -169,7 +154,10 @@ class CachingAllocator:
     def _join(self, first: Block, second: Block) -> Block:
         """Join two free neighbors into one block, and remove them from the pool."""
         for block in (first, second):
-            self._remove_free(block)
+            pool = self._free[block.is_small]
+            index = bisect.bisect_left(pool, (block.size_bytes, block.address))
+            if index < len(pool) and pool[index].block is block:
+                del pool[index]
         first.size_bytes += second.size_bytes
         first.after = second.after
         if second.after is not None:
@@ -178,22 +166,3 @@ class CachingAllocator:
 
     def _add_free(self, block: Block) -> None:
         bisect.insort(self._free[block.is_small], _Free(block.size_bytes, block.address, block))
-
-    def _remove_free(self, block: Block) -> None:
-        pool = self._free[block.is_small]
-        index = bisect.bisect_left(pool, (block.size_bytes, block.address))
-        if index < len(pool) and pool[index].block is block:
-            del pool[index]
-
-
-def _segment_bytes(rounded: int, is_small: bool) -> int:
-    """Return the size of a new segment for a request."""
-    if is_small:
-        return SMALL_SEGMENT_BYTES
-    if rounded < OWN_SEGMENT_BYTES:
-        return LARGE_SEGMENT_BYTES
-    return -(-rounded // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
-
-
-def _is_whole_segment(block: Block) -> bool:
-    return block.before is None and block.after is None

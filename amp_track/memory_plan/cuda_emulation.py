@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,8 +28,8 @@ def replacements(autocast_dtype: torch.dtype | None) -> dict[str, dict[str, Oper
     fused: dict[str, Operation] = {
         "dropout": _dropout,
         "scaled_dot_product_attention": _attention,
-        "log_softmax.int": _log_softmax,
-        "softmax.int": _softmax,
+        "log_softmax.int": _softmax("_log_softmax"),
+        "softmax.int": _softmax("_softmax"),
     }
     return {AUTOCAST: kernels_of_cuda(autocast_dtype), AUTOGRAD: fused}
 
@@ -85,20 +86,17 @@ def _with_head_of(tensor: Tensor, multiple: int) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
-def _log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+def _softmax(name: str) -> Operation:
     """Convert float16 to float32 within the kernel; bfloat16 is converted before it (`SoftMax.cpp`)."""
-    return _fused_softmax(aten._log_softmax, input, dim, dtype)
+    operation = getattr(aten, name)
 
+    def run(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        with without_autocast():
+            if input.dtype is torch.float16 and dtype is torch.float32:
+                return operation(input, dim, True)  # type: ignore[no-any-return]
+            return operation(input if dtype is None else input.to(dtype), dim, False)  # type: ignore[no-any-return]
 
-def _softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    return _fused_softmax(aten._softmax, input, dim, dtype)
-
-
-def _fused_softmax(operation: Operation, input: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
-    with without_autocast():
-        if input.dtype is torch.float16 and dtype is torch.float32:
-            return operation(input, dim, True)  # type: ignore[no-any-return]
-        return operation(input if dtype is None else input.to(dtype), dim, False)  # type: ignore[no-any-return]
+    return run
 
 
 def _names(text: str) -> list[str]:
@@ -147,14 +145,13 @@ def kernels_of_cuda(autocast_dtype: torch.dtype | None) -> dict[str, Operation]:
     if autocast_dtype is None:
         return {}
     on_cpu = operations_with_kernel(AUTOCAST)
-    makers = {name: _lower(autocast_dtype) for name in LOWER_PRECISION if name not in on_cpu}
-    makers |= dict.fromkeys(FLOAT32, _in_float32)
+    makers = {name: _cast_to(autocast_dtype) for name in LOWER_PRECISION if name not in on_cpu}
+    makers |= dict.fromkeys(FLOAT32, _cast_to(torch.float32))
     makers |= dict.fromkeys(FLOAT32_RESULT, _with_float32_result)
     makers |= dict.fromkeys(WIDEST, _in_widest)
     makers |= dict.fromkeys(BANNED, _rejected)
     makers |= dict.fromkeys(on_cpu - set(LOWER_PRECISION) - set(makers), _as_it_is)
-    found = {name: (make, operation) for name, make in makers.items() if (operation := overload(name)) is not None}
-    return {name: make(operation) for name, (make, operation) in found.items()}
+    return {name: make(operation) for name, make in makers.items() if (operation := overload(name)) is not None}
 
 
 def _as_it_is(operation: Operation) -> Operation:
@@ -165,7 +162,7 @@ def _as_it_is(operation: Operation) -> Operation:
     return run
 
 
-def _lower(dtype: torch.dtype) -> Any:
+def _cast_to(dtype: torch.dtype) -> Callable[[Operation], Operation]:
     def make(operation: Operation) -> Operation:
         def run(*args: Any, **kwargs: Any) -> Any:
             with without_autocast():
@@ -174,14 +171,6 @@ def _lower(dtype: torch.dtype) -> Any:
         return run
 
     return make
-
-
-def _in_float32(operation: Operation) -> Operation:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with without_autocast():
-            return operation(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
-
-    return run
 
 
 def _with_float32_result(operation: Operation) -> Operation:

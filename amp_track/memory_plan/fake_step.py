@@ -31,11 +31,7 @@ _DEVICE = torch.device("cpu")
 class FakeStep:
     """The training step of a resolved job, as it would run on a CUDA device or on a CPU.
 
-    Args:
-        job: the job; its batch size and precision are given for each trace.
-        workload: its model, loss and optimizer.
-        example: one batch (input, target) of the real shapes and dtypes.
-        as_cuda: as on CUDA, or as on a CPU.
+    `example` is one batch (input, target) of the real shapes and dtypes.
     """
 
     def __init__(self, job: Job, workload: Workload, example: tuple[Any, Any], *, as_cuda: bool) -> None:
@@ -49,7 +45,8 @@ class FakeStep:
     def trace(self, precision_name: str, batch_size: int, *, steps: int = 1) -> StepTrace:
         """Return the trace of the first `steps`. Exceptions of the workload's code pass through unchanged."""
         precision = Precision.named(precision_name)
-        with _quiet(), torch_internals.fake_tensors(), torch_internals.every_update_made(), self._optimizers():
+        optimizers = torch_internals.foreach_optimizers() if self._as_cuda else contextlib.nullcontext()
+        with _quiet(), torch_internals.fake_tensors(), torch_internals.every_update_made(), optimizers:
             with torch_internals.SmallConstants():  # type: ignore[no-untyped-call]
                 model = precision.prepare(new_model(self._workload)).train()
             if self._job.channels_last:
@@ -59,8 +56,9 @@ class FakeStep:
             tracker = StorageTracker(_DEVICE.type, layers.layer, as_cuda=self._as_cuda)
             _add_model(model, tracker)
             with self._kernels(precision), tracker, layers.watching():
-                self._train(model, precision, tracker, batch_size, steps)
-            recurrent = tuple(name for name, module in model.named_modules() if isinstance(module, nn.RNNBase))
+                step = self._train(model, precision, tracker, batch_size, steps)  # kept: its storages do not die
+            modules = step.model.named_modules()
+            recurrent = tuple(name for name, module in modules if isinstance(module, nn.RNNBase))
             return StepTrace(
                 precision=precision_name,
                 batch_size=batch_size,
@@ -74,9 +72,6 @@ class FakeStep:
                 half_flops=tracker.half_flops // steps,
             )
 
-    def _optimizers(self) -> contextlib.AbstractContextManager[None]:
-        return torch_internals.foreach_optimizers() if self._as_cuda else contextlib.nullcontext()
-
     def _kernels(self, precision: Precision) -> contextlib.AbstractContextManager[None]:
         if not self._as_cuda:
             return contextlib.nullcontext()
@@ -84,24 +79,29 @@ class FakeStep:
 
     def _train(
         self, model: nn.Module, precision: Precision, tracker: StorageTracker, batch_size: int, steps: int
-    ) -> None:
-        learning_rate = scaled_learning_rate(self._job, self._workload.batch_size)
+    ) -> TrainStep:
         tracker.begin("model", 0)
-        optimizer = new_optimizer(self._workload, model, learning_rate)
+        optimizer = new_optimizer(self._workload, model, scaled_learning_rate(self._job, self._workload.batch_size))
+
+        def loss(output: Any, target: Any) -> Tensor:
+            """Compute the workload's loss. Storages alive after it are activations, which the backward pass needs."""
+            value = check_loss(self._workload.loss(output, target))
+            tracker.assign_living(Category.ACTIVATIONS)
+            tracker.begin("backward", step.steps)
+            return value
+
         step = TrainStep(
             model,
             optimizer,
-            self._loss,
+            loss,
             precision,
             schedule=new_schedule(self._workload, steps),
             max_grad_norm=self._job.max_grad_norm,
             channels_last=self._job.channels_last,
         )
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._step = step
-        self._tracker = tracker
 
         def before_update(*_: Any) -> None:
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
             tracker.assign((p.grad for p in parameters if p.grad is not None), Category.GRADIENTS)
             tracker.begin("optimizer", step.steps)
 
@@ -112,18 +112,11 @@ class FakeStep:
         for _ in range(steps):
             for batch in range(1, self._batches + 1):
                 tracker.begin("forward", step.steps)
-                is_last = batch == self._batches
-                step(*self._batch(batch_size), share=1 / self._batches, update=is_last)
-            tracker.assign(_state_tensors(optimizer), Category.OPTIMIZER_STATE)
+                step(*self._batch(batch_size, tracker), share=1 / self._batches, update=batch == self._batches)
+            tracker.assign(tensors(list(optimizer.state.values())), Category.OPTIMIZER_STATE)
+        return step
 
-    def _loss(self, output: Any, target: Any) -> Tensor:
-        """Compute the workload's loss. Storages alive after it are activations, which the backward pass needs."""
-        loss = check_loss(self._workload.loss(output, target))
-        self._tracker.assign_living(Category.ACTIVATIONS)
-        self._tracker.begin("backward", self._step.steps)
-        return loss
-
-    def _batch(self, batch_size: int) -> tuple[Any, Any]:
+    def _batch(self, batch_size: int, tracker: StorageTracker) -> tuple[Any, Any]:
         """Return a fake batch on the host, with the shapes of the workload's example."""
         samples = batch_length(self._example)
 
@@ -132,7 +125,7 @@ class FakeStep:
             return torch.empty(shape, dtype=tensor.dtype, device=_HOST if self._as_cuda else _DEVICE)
 
         input, target = map_tensors(resized, self._example)
-        self._tracker.assign(tensors((input, target)), Category.BATCH)
+        tracker.assign(tensors((input, target)), Category.BATCH)
         return input, target
 
 
@@ -154,11 +147,8 @@ def _with_deaths_in_order(events: list[int]) -> tuple[int, ...]:
 
     Autocast frees its cached weights in arbitrary order; the allocator's free blocks are the same afterwards.
     """
-    ordered: list[int] = []
-    for is_death, group in itertools.groupby(events, key=lambda event: event < 0):
-        run = list(group)
-        ordered += sorted(run, reverse=True) if is_death else run
-    return tuple(ordered)
+    runs = itertools.groupby(events, key=lambda event: event < 0)
+    return tuple(event for is_death, run in runs for event in (sorted(run, reverse=True) if is_death else run))
 
 
 def _add_model(model: nn.Module, tracker: StorageTracker) -> None:
@@ -171,8 +161,3 @@ def _add_model(model: nn.Module, tracker: StorageTracker) -> None:
             tracker.add(tensor, Category.PARAMETERS, name)
 
     add(model, "")
-
-
-def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for state in optimizer.state.values():
-        yield from tensors(state)

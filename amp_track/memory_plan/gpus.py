@@ -19,12 +19,6 @@ from amp_track.records.hardware import Hardware
 _GIB = 2**30
 _USUAL_CONTEXT_GIB = 0.5
 """For GPUs whose message does not contain it: near the upper end of the others."""
-_BLAS_WORKSPACE_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
-"""Workspace of cuBLAS for each calling thread; from compute capability 9.0 on, 32 MiB.
-
-Source: `getChosenWorkspaceSize` in torch's aten/src/ATen/cuda/CublasHandlePool.cpp.
-"""
-_BLAS_WORKSPACE_BYTES_OF_HOPPER = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -59,13 +53,16 @@ class Gpu:
 
 
 def blas_workspace_bytes(compute_capability: tuple[int, int] | None = None) -> int:
-    """Return the size of cuBLAS's workspace for each calling thread, for a compute capability or for most GPUs."""
+    """Return the size of cuBLAS's workspace for each calling thread, for a compute capability or for most GPUs.
+
+    Source: `getChosenWorkspaceSize` in torch's aten/src/ATen/cuda/CublasHandlePool.cpp.
+    """
     is_hopper = compute_capability is not None and compute_capability >= (9, 0)
-    return _BLAS_WORKSPACE_BYTES_OF_HOPPER if is_hopper else _BLAS_WORKSPACE_BYTES
+    return 32 * 2**20 if is_hopper else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
 def blas_workspace_of(hardware: Hardware) -> int:
-    """Return the size of cuBLAS's workspace for each calling thread on this machine's device; 0 without CUDA."""
+    """Return that size for a device of this machine; 0 without CUDA."""
     if hardware.kind != "cuda":
         return 0
     found = re.search(r"compute capability (\d+)\.(\d+)", hardware.capability)
@@ -99,15 +96,13 @@ def gpu_named(text: str) -> Gpu:
     """Return the GPU that a text names: `RTX 4090`, `a100 80gb`, `NVIDIA GeForce RTX 4090`.
 
     Words that do not distinguish GPUs may be missing: manufacturers, RTX, and the memory size if there is only one.
-
-    Raises:
-        BadInput: the text matches no GPU or several; the message lists GPUs, the most similar first.
+    Raises BadInput if the text matches no GPU or several; the message lists GPUs, the most similar first.
     """
     wanted = set(_words(text))
     found = [gpu for gpu in CARDS if wanted and wanted <= set(_words(gpu.name)) and _may_lack(gpu, wanted)]
-    exact = [gpu for gpu in found if wanted == set(_words(gpu.name))]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
+    chosen = [gpu for gpu in found if wanted == set(_words(gpu.name))] or found
+    if len(chosen) == 1:
+        return chosen[0]
     by_words = {" ".join(_words(gpu.name)): gpu.name for gpu in (found or CARDS)}
     nearest = difflib.get_close_matches(" ".join(_words(text)), by_words, n=len(by_words), cutoff=0.0)
     listed = ", ".join(by_words[words] for words in nearest)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from amp_track.config.job import micro_batch
 from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, predict_peak, replayed
-from amp_track.records.plan import Forecast, PeakMemory, PlannedMaxBatch, Way
+from amp_track.records.plan import Forecast, PlannedMaxBatch, Way
 from amp_track.records.trace import StepTrace
 
 _TRACED = 4, 8
@@ -23,30 +23,17 @@ _STRETCH = 10
 
 
 class Prediction:
-    """Predicts the peaks of one workload at one precision on one kind of device.
-
-    Args:
-        trace_at: runs the step on fake tensors at a batch size, and returns its trace. It may be called repeatedly.
-    """
+    """Predicts the peaks of one workload at one precision, from the step's traces at any batch size."""
 
     def __init__(self, trace_at: Callable[[int], StepTrace]) -> None:
         self._trace_at = trace_at
 
-    def peak(self, batch_size: int) -> PeakMemory:
-        """Return the peak at a batch size, without a capacity limit."""
-        return predict_peak(self._trace_at(batch_size))
-
     def max_batch(self, capacity_bytes: int, *, most: int, target: str = "") -> PlannedMaxBatch:
-        """Return the max batch: it fits, and one more sample does not.
+        """Return the max batch up to `most`: it fits `target`'s capacity, and one more sample does not.
 
         The simulator bisects on a line through two traces, which takes milliseconds. The step is then traced at one
         more than the result. If that trace lies on the line, so does the result, which is between two traces on it. If
         not, the result is traced as well, and the next line goes through the last two traces.
-
-        Args:
-            capacity_bytes: the memory that the allocator may reserve.
-            most: upper limit of the batch size.
-            target: the name of the device or budget with that capacity.
         """
         floor, ceiling = 0, most + 1
         known = [self._trace_at(min(size, most)) for size in _TRACED]
@@ -74,7 +61,7 @@ class Prediction:
             batch_size=floor,
             bound="max_batch_size" if ceiling > most else "memory",
             peak=predict_peak(at_floor, capacity_bytes=capacity_bytes) if at_floor else None,
-            at_one_bytes=None if floor else self.peak(1).reserved_bytes,
+            at_one_bytes=None if floor else predict_peak(self._trace_at(1)).reserved_bytes,
         )
 
     def way_to(self, effective_batch_size: int, max_batch: int, capacity_bytes: int) -> Way | None:
@@ -94,21 +81,14 @@ class Prediction:
 
 def _largest_in(family: TraceFamily, capacity_bytes: int, floor: int, ceiling: int) -> int:
     """Return the largest batch between `floor` and `ceiling` that fits according to the line, or `floor`."""
-
-    def by_the_line(batch_size: int) -> bool:
-        return fits(family.first.events, family.sizes_at(batch_size), capacity_bytes)
-
-    return bisect_largest(by_the_line, above=floor, below=ceiling)
+    events = family.first.events
+    return bisect_largest(lambda size: fits(events, family.sizes_at(size), capacity_bytes), above=floor, below=ceiling)
 
 
 def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool) -> Forecast:
-    """Return the batch size that is predicted to use most of the budget, and its slope: a search starts with both.
+    """Return the batch size, up to `most`, that is predicted to use most of the budget, and its slope.
 
-    Args:
-        family: the traces of the step, by batch size.
-        budget_bytes: the search's memory budget.
-        most: upper limit of the batch size.
-        on_cuda: whether the budget counts segments of PyTorch's caching allocator, or live storages.
+    On CUDA the budget counts segments of PyTorch's caching allocator, elsewhere live storages.
     """
     libraries_bytes = min(_LIBRARIES_BYTES, budget_bytes // 2)
 
@@ -122,22 +102,18 @@ def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool
         return allocator.peak_reserved_bytes, allocator.train_peak_allocated_bytes
 
     low = bisect_largest(lambda batch: peak(batch)[0] <= _OF_BUDGET * budget_bytes, above=0, below=most + 1)
-    there = max(low, 1)
-    before = max(there - max(there // _STRETCH, 1), 0)
-    slope_bytes = (peak(there)[1] - peak(before)[1]) / (there - before)
-    return Forecast(batch_size=low, allocated_bytes=peak(there)[1], slope_bytes=slope_bytes)
+    high = max(low, 1)
+    before = max(high - max(high // _STRETCH, 1), 0)
+    allocated_bytes = peak(high)[1]
+    slope_bytes = (allocated_bytes - peak(before)[1]) / (high - before)
+    return Forecast(batch_size=low, allocated_bytes=allocated_bytes, slope_bytes=slope_bytes)
 
 
 def bisect_largest(fits: Callable[[int], bool], *, above: int, below: int) -> int:
     """Return the largest number between two bounds that fits, or `above` if none does.
 
     Steps from `above` double until a number does not fit, and the last step is bisected. If `fits` is not monotone, the
-    result fits and the next number does not.
-
-    Args:
-        fits: whether a number fits; called about 2·log2(below - above) times.
-        above: a number that fits, or the one before the first candidate.
-        below: a number that does not fit, or the one after the last candidate.
+    result fits and the next number does not. The bounds themselves are not tried.
     """
     step = 1
     low, high = above, min(above + step, below)

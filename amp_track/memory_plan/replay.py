@@ -18,8 +18,8 @@ _LARGEST = 10
 class TraceFamily:
     """The traces of one step at every batch size, interpolated between two of them.
 
-    The operations of a step almost never depend on the batch size, and the size of each storage is almost always linear
-    in it. Compare an interpolated trace with a real one before you rely on it.
+    The operations of a step almost never depend on the batch size, and storage sizes are almost always linear in it.
+    Compare an interpolated trace with a real one before you rely on it.
     """
 
     first: StepTrace
@@ -54,12 +54,9 @@ class TraceFamily:
 
 
 def with_workspaces(trace: StepTrace, size_bytes: int, *, convolutions: bool = False) -> StepTrace:
-    """Return the trace for a device whose libraries use workspaces of that size.
+    """Return the trace for a device whose libraries keep workspaces of that size.
 
-    Args:
-        trace: the step's trace.
-        size_bytes: the size of each persistent workspace.
-        convolutions: whether convolutions use the workspace of cuDNN's Winograd engine, instead of none.
+    `convolutions` keeps the workspaces of cuDNN's Winograd engine, which are left out otherwise.
     """
     known = {Category.WORKSPACES: size_bytes} | ({} if convolutions else {Category.CONVOLUTIONS: 0})
     storages = (
@@ -70,17 +67,11 @@ def with_workspaces(trace: StepTrace, size_bytes: int, *, convolutions: bool = F
 
 
 def predict_peak(trace: StepTrace, *, capacity_bytes: int | None = None) -> PeakMemory:
-    """Return the peak memory of a traced step.
-
-    Args:
-        trace: the step's trace.
-        capacity_bytes: the memory that the allocator may reserve; None for no limit.
-
-    Raises:
-        SimulatedOutOfMemory: it does not fit.
-    """
+    """Return the peak memory of a traced step. Raises SimulatedOutOfMemory if it exceeds a capacity."""
     allocator, peak_event = _replay(trace.events, trace.sizes, capacity_bytes)
-    living = list(_living_after(trace, peak_event))
+    before = trace.events[: peak_event + 1]
+    dead = {~index for index in before if index < 0}
+    living = [trace.storages[index] for index in before if index >= 0 and index not in dead]
     by_category: Counter[Category] = Counter()
     for storage in living:
         by_category[storage.category] += storage.size_bytes
@@ -119,12 +110,9 @@ def most_alive_bytes(events: Sequence[int], sizes: Sequence[int]) -> int:
 def replay_of(
     events: Sequence[int], sizes: Sequence[int], allocator: CachingAllocator
 ) -> Iterator[tuple[int, Block | None]]:
-    """Replay a trace's events in an allocator, and yield each event with the block that it allocates or frees.
+    """Replay a trace's events in an allocator, and yield each with the block that it allocates or frees.
 
-    A storage of size 0 has no block.
-
-    Raises:
-        SimulatedOutOfMemory: it does not fit.
+    A storage of size 0 has no block. Raises SimulatedOutOfMemory.
     """
     blocks: dict[int, Block] = {}
     for index in events:
@@ -147,16 +135,8 @@ def _replay(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int | N
     return allocator, peak_event
 
 
-def _living_after(trace: StepTrace, event: int) -> Iterator[Storage]:
-    """Yield the storages that are alive after an event, in the order of their births."""
-    before = trace.events[: event + 1]
-    dead = {~index for index in before if index < 0}
-    yield from (trace.storages[index] for index in before if index >= 0 and index not in dead)
-
-
 def _largest(storages: Sequence[Storage]) -> tuple[Holding, ...]:
     """Return the largest storages; equal ones of one layer are combined."""
-    together = Counter(storages)
     holdings = [
         Holding(
             layer=one.layer,
@@ -165,7 +145,7 @@ def _largest(storages: Sequence[Storage]) -> tuple[Holding, ...]:
             size_bytes=one.size_bytes * count,
             count=count,
         )
-        for one, count in together.items()
+        for one, count in Counter(storages).items()
     ]
     return tuple(sorted(holdings, key=lambda holding: -holding.size_bytes)[:_LARGEST])
 
@@ -189,7 +169,7 @@ class Timeline:
 
 
 def timeline(trace: StepTrace) -> Timeline:
-    """Return the timeline of a trace's last step, without a capacity limit. Earlier storages count as allocated."""
+    """Return the timeline of a trace's last step. Earlier storages count as allocated."""
     last_step = trace.phases[-1].step
     phases = [phase for phase in trace.phases if phase.step == last_step]
     start = phases[0].first_event

@@ -43,12 +43,8 @@ def _event(action: str, block: Block, storage: Storage) -> dict[str, Any]:
 
 def _entry(action: str, address: int, size_bytes: int, storage: Storage) -> dict[str, Any]:
     return {
-        "action": action,
-        "addr": _BASE_ADDRESS + address,
-        "size": size_bytes,
-        "stream": 0,
-        "frames": _frames(storage),
-    }
+        "action": action, "addr": _BASE_ADDRESS + address, "size": size_bytes, "stream": 0, "frames": _frames(storage),
+    }  # fmt: skip
 
 
 def _frames(storage: Storage) -> list[dict[str, Any]]:
@@ -58,34 +54,34 @@ def _frames(storage: Storage) -> list[dict[str, Any]]:
 
 
 def _segments(allocator: CachingAllocator, living: dict[int, tuple[Block, Storage]]) -> list[dict[str, Any]]:
-    """Return the final segments, ordered by address."""
+    """Return the final segments with their blocks, ordered by address."""
     storages = {block.address: storage for block, storage in living.values()}
     blocks = [*(block for block, _ in living.values()), *allocator.free_blocks()]
     blocks.sort(key=lambda block: block.address)
+    described = [_block(block, storages.get(block.address)) for block in blocks]
     segments = []
     for address, size_bytes in sorted(allocator.segments.items()):
-        within = [block for block in blocks if address <= block.address < address + size_bytes]
-        segments.append(_segment(address, size_bytes, [_block(block, storages.get(block.address)) for block in within]))
+        start = _BASE_ADDRESS + address
+        within = [block for block in described if start <= block["address"] < start + size_bytes]
+        segments.append(
+            {
+                "device": 0,
+                "address": start,
+                "total_size": size_bytes,
+                "stream": 0,
+                "allocated_size": sum(block["size"] for block in within if block["state"] == _ACTIVE),
+                "active_size": sum(block["requested_size"] for block in within),
+                "blocks": within,
+            }
+        )
     return segments
-
-
-def _segment(address: int, size_bytes: int, blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "device": 0,
-        "address": _BASE_ADDRESS + address,
-        "total_size": size_bytes,
-        "stream": 0,
-        "allocated_size": sum(block["size"] for block in blocks if block["state"] == _ACTIVE),
-        "active_size": sum(block["requested_size"] for block in blocks),
-        "blocks": blocks,
-    }
 
 
 def _block(block: Block, storage: Storage | None) -> dict[str, Any]:
     return {
         "address": _BASE_ADDRESS + block.address,
         "size": block.size_bytes,
-        "requested_size": storage.size_bytes if storage is not None else 0,
-        "state": _ACTIVE if storage is not None else "inactive",
-        "frames": _frames(storage) if storage is not None else [],
+        "requested_size": storage.size_bytes if storage else 0,
+        "state": _ACTIVE if storage else "inactive",
+        "frames": _frames(storage) if storage else [],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from amp_track.memory_plan.torch_internals import (
     TorchDispatchMode,
     aten,
     convolution_flops,
-    is_number_of,
     registered_flops,
     storage_key,
     tree_leaves,
@@ -67,7 +66,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if is_number_of(func):
+        if func is aten._local_scalar_dense.default:  # .item(), float(tensor) or `if tensor:`
             if self.phases and self.phases[-1].name == "forward":
                 self.values_read[self._layer()] = None
             return False if args[0].dtype is torch.bool else 1.0 if args[0].dtype.is_floating_point else 1
@@ -78,36 +77,33 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor):
                     self._note(leaf, func, args)
-            if self._as_cuda:
-                self._lend(workspace_bytes(func, args))
+            if self._as_cuda and (size_bytes := workspace_bytes(func, args)):
+                lent = self._born(size_bytes, Category.CONVOLUTIONS, self._layer(), "cuDNN")
+                self.events.append(~lent)
         return result
 
     def begin(self, phase: str, step: int) -> None:
         """Record the beginning of a phase of a step."""
         self.phases.append(Phase(name=phase, step=step, first_event=len(self.events)))
 
-    def add(self, tensor: Tensor, category: Category, layer: str) -> None:
-        """Record a storage that existed before any operation, such as a parameter's."""
-        self._add(tensor, category, layer, "")
-
     def workspace(self, size_bytes: int, operation: str) -> None:
         """Record memory that a library allocates at its first call and keeps."""
-        self._born(Storage(size_bytes=size_bytes, category=Category.WORKSPACES, layer="", operation=operation))
+        self._born(size_bytes, Category.WORKSPACES, "", operation)
 
     def assign(self, tensors: Iterable[Tensor], category: Category) -> None:
         """Set the category of these tensors' storages."""
         for tensor in tensors:
             if (living := self._living.get(storage_key(tensor))) is not None:
-                self._assign(living.index, category)
+                self.storages[living.index] = dataclasses.replace(self.storages[living.index], category=category)
 
     def assign_living(self, category: Category) -> None:
         """Set the category of every live temporary storage."""
         for living in self._living.values():
-            if self.storages[living.index].category is Category.TEMPORARIES:
-                self._assign(living.index, category)
+            storage = self.storages[living.index]
+            if storage.category is Category.TEMPORARIES:
+                self.storages[living.index] = dataclasses.replace(storage, category=category)
 
     def _count(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Add an operation's floating-point operations."""
         flops = flops_of(operation, args, kwargs, result)
         if flops is None or self.flops is None:
             self.flops = None
@@ -116,38 +112,28 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             self.half_flops += flops if first.dtype.itemsize == 2 else 0
 
-    def _lend(self, size_bytes: int) -> None:
-        """Record the estimated cuDNN workspace of the last operation."""
-        if size_bytes:
-            storage = Storage(
-                size_bytes=size_bytes, category=Category.CONVOLUTIONS, layer=self._layer(), operation="cuDNN"
-            )
-            self.events.append(~self._born(storage))
-
-    def _assign(self, index: int, category: Category) -> None:
-        self.storages[index] = dataclasses.replace(self.storages[index], category=category)
-
     def _note(self, tensor: Tensor, operation: OpOverload, args: tuple[Any, ...]) -> None:
         if tensor.device.type != self._device_type or storage_key(tensor) in self._living:
             return
         name = operation.overloadpacket.__name__
         if args and isinstance(args[0], Tensor) and args[0].device != tensor.device:
-            self._add(tensor, Category.BATCH, "", "copy to the device")
+            self.add(tensor, Category.BATCH, "", "copy to the device")
         else:
             in_update = bool(self.phases) and self.phases[-1].name == "optimizer"
-            self._add(tensor, Category.TEMPORARIES, OPTIMIZER if in_update else self._layer(), name)
+            self.add(tensor, Category.TEMPORARIES, OPTIMIZER if in_update else self._layer(), name)
 
-    def _add(self, tensor: Tensor, category: Category, layer: str, operation: str) -> None:
+    def add(self, tensor: Tensor, category: Category, layer: str, operation: str = "") -> None:
+        """Record a tensor's storage; without an operation, one that existed before, such as a parameter's."""
         storage = tensor.untyped_storage()
         key, size_bytes = storage_key(tensor), storage.nbytes()
         if key in self._living or not size_bytes:
             return
-        index = self._born(Storage(size_bytes=size_bytes, category=category, layer=layer, operation=operation))
+        index = self._born(size_bytes, category, layer, operation)
         living = self._living[key] = _Living(index)
         living.reference = weakref.ref(storage, lambda reference, key=key: self._died(key))  # type: ignore[misc]
 
-    def _born(self, storage: Storage) -> int:
-        self.storages.append(storage)
+    def _born(self, size_bytes: int, category: Category, layer: str, operation: str) -> int:
+        self.storages.append(Storage(size_bytes=size_bytes, category=category, layer=layer, operation=operation))
         self.events.append(len(self.storages) - 1)
         return len(self.storages) - 1
 
@@ -192,15 +178,10 @@ def workspace_bytes(operation: OpOverload, args: tuple[Any, ...]) -> int:
         _, input, weight, _, stride, padding, dilation, transposed, _, groups = args[:10]
     else:
         return 0
-    is_winograd = weight.shape[2:] == (3, 3) and {*stride, *dilation, groups} == {1} and not transposed
-    return _winograd_bytes(input, weight, padding) if is_winograd else 0
-
-
-def _winograd_bytes(input: Tensor, weight: Tensor, padding: Sequence[int]) -> int:
-    """Return the bytes of transformed input (N, C, H, W), output (N, K, H', W') and weight (K, C, 3, 3)."""
+    if weight.shape[2:] != (3, 3) or {*stride, *dilation, groups} != {1} or transposed:
+        return 0
     batch, channels, *sides = input.shape
-    tiles = batch * math.prod(
-        math.ceil((side + 2 * added - 2) / _TILE) for side, added in zip(sides, padding, strict=True)
-    )
+    outputs = [side + 2 * added - 2 for side, added in zip(sides, padding, strict=True)]
+    tiles = batch * math.prod(math.ceil(side / _TILE) for side in outputs)
     filters = weight.shape[0]
-    return _TRANSFORMED_TILE * (tiles * (channels + filters) + channels * filters) * input.dtype.itemsize
+    return int(_TRANSFORMED_TILE * (tiles * (channels + filters) + channels * filters) * input.dtype.itemsize)

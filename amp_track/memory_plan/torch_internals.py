@@ -79,7 +79,8 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
     def copied(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
         if id(tensor) not in memo:
             copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            memo[id(tensor)] = torch.nn.Parameter(copy, tensor.requires_grad) if _is_parameter(tensor) else copy
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            memo[id(tensor)] = torch.nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
         return memo[id(tensor)]  # type: ignore[no-any-return]
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -125,16 +126,7 @@ class SmallConstants(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
 
 
-_OF_NUMBERS = (
-    aten.arange.default,
-    aten.arange.start,
-    aten.arange.start_step,
-    aten.linspace.default,
-)
-
-
-def _is_parameter(tensor: Tensor) -> bool:
-    return isinstance(tensor, torch.nn.Parameter)
+_OF_NUMBERS = aten.arange.default, aten.arange.start, aten.arange.start_step, aten.linspace.default
 
 
 @contextlib.contextmanager
@@ -144,9 +136,7 @@ def every_update_made() -> Iterator[None]:
     Relies on `GradScaler._maybe_opt_step`, which reads that value for optimizers that are not fused.
     """
 
-    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)
-
+    step = lambda self, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs)  # noqa: E731
     with mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step):
         yield
 
@@ -158,13 +148,10 @@ def foreach_optimizers() -> Iterator[None]:
     Relies on two names in `torch.optim.optimizer` that hold the devices and tensor types with that default.
     """
 
-    def devices() -> list[str]:
-        return [*_foreach_devices(), "cpu"]
-
-    types = [*_foreach_types, FakeTensor]
+    devices = [*_foreach_devices(), "cpu"]
     with (
-        mock.patch.object(torch_optimizer, "_get_foreach_kernels_supported_devices", devices),
-        mock.patch.object(torch_optimizer, "_foreach_supported_types", types),
+        mock.patch.object(torch_optimizer, "_get_foreach_kernels_supported_devices", return_value=devices),
+        mock.patch.object(torch_optimizer, "_foreach_supported_types", [*_foreach_types, FakeTensor]),
     ):
         yield
 
@@ -206,11 +193,6 @@ def kernels(replacements: dict[str, dict[str, Operation]]) -> Iterator[None]:
         yield
     finally:
         library._destroy()
-
-
-def is_number_of(operation: OpOverload) -> bool:
-    """Return True for the operation behind `.item()`, `float(tensor)` and `if tensor:`, which reads a value."""
-    return operation is aten._local_scalar_dense.default
 
 
 def registered_flops(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:

@@ -1,4 +1,4 @@
-"""The interface of a target, which a job process runs. Another kind of target is another module of this package."""
+"""Load what a job runs. Another kind of target is another module with the methods of `WorkloadTarget`."""
 
 from __future__ import annotations
 
@@ -6,83 +6,29 @@ import importlib
 import os
 import re
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
-from amp_track.config.inspection import TargetInspection
-from amp_track.config.job import Job, JobFolder
-from amp_track.records.dtypes import DtypesReport
+from amp_track.config.job import Job
 from amp_track.records.errors import printable
-from amp_track.records.events import Event
-from amp_track.records.result import JobResult
-from amp_track.training.devices.base import Device
-from amp_track.training.process_group import RankGroup
 
 if TYPE_CHECKING:
-    from amp_track.memory_plan.fake_step import FakeStep
+    from amp_track.targets.workload import WorkloadTarget
 
-T_co = TypeVar("T_co", covariant=True)
 _PACKAGE = Path(__file__).parents[1]
 _OUR_FRAME = re.compile(rf'^  File "{re.escape(f"{_PACKAGE}{os.sep}")}.*\n(?:    .*\n)*', re.MULTILINE)
 """Matches a frame of this package in the text of a loader process's exception."""
 
 
-class TargetTask(Protocol[T_co]):
-    """A task of a target."""
-
-    @property
-    def phase(self) -> str:
-        """The current phase, or the phase in which an exception was raised: data, model, forward, evaluation, …"""
-
-    def run(self) -> T_co:
-        """Run the task. Exceptions pass through unchanged."""
-
-
-class ProbeTarget(Protocol):
-    """A target, loaded for one resolved job."""
-
-    def inspect(self) -> TargetInspection:
-        """Return its properties. Raises BadInput if it cannot run."""
-
-    def training(
-        self,
-        device: Device,
-        send: Callable[[Event], None],
-        *,
-        group: RankGroup,
-        enforce_budget: bool,
-        folder: JobFolder | None,
-    ) -> TargetTask[JobResult]:
-        """Return the task that trains, or that only probes if the job says so.
-
-        Args:
-            device: the device to train on.
-            send: called with each event.
-            group: the connection to the other ranks of the job.
-            enforce_budget: limit memory to the job's budget, instead of only measuring it.
-            folder: where to write checkpoints and artifacts, and which checkpoint to resume from.
-        """
-
-    def dtypes(self, device: Device) -> TargetTask[DtypesReport]:
-        """Return the task that records the dtypes of one batch. Raises BadInput if this kind of target has none."""
-
-    def fake_step(self, *, as_cuda: bool) -> FakeStep:
-        """Return its training step on fake tensors. Raises PlanningUnavailable, or BadInput without such a step."""
-
-
-def load_target(job: Job) -> ProbeTarget:
+def load_target(job: Job) -> WorkloadTarget:
     """Load the target of a job. Raises BadInput if it cannot be loaded."""
-    from amp_track.targets.workload import WorkloadTarget
+    from amp_track.targets.workload import WorkloadTarget  # not in the fork server, which imports this module
 
     return WorkloadTarget(job)
 
 
 def users_traceback(error: BaseException) -> str:
-    """Return the traceback without the frames of this package and of importlib.
-
-    It is safe to print, and shortened if it is long.
-    """
+    """Return the traceback without the frames of this package and of importlib, safe to print."""
     frames = traceback.extract_tb(error.__traceback__)
     not_users = (str(_PACKAGE), str(Path(importlib.__file__).parent), "<frozen importlib")
     users = [frame for frame in frames if not frame.filename.startswith(not_users)]

@@ -28,15 +28,14 @@ def check_reference(workload: str) -> None:
     except UnicodeEncodeError:
         raise BadInput(f"{workload}: expected a file name in UTF-8. Rename the file.") from None
     module, colon, name = workload.partition(":")
+    hint = "See experiments/digits.py for an example."
     if colon and not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
         raise BadInput(
-            f"WORKLOAD: got {workload}, expected package.module:Class or a Python file with one Workload. "
-            "See experiments/digits.py for an example."
+            f"WORKLOAD: got {workload}, expected package.module:Class or a Python file with one Workload. {hint}"
         )
-    if ":" not in workload and not os.path.isfile(workload):  # Path.is_file() raises OSError where a name is too long
+    if not colon and not os.path.isfile(workload):  # Path.is_file() raises OSError where a name is too long
         raise BadInput(
-            f"{workload}: file not found, expected a Python file with one Workload or package.module:Class. "
-            "See experiments/digits.py for an example."
+            f"{workload}: file not found, expected a Python file with one Workload or package.module:Class. {hint}"
         )
 
 
@@ -77,31 +76,28 @@ def import_ahead(reference: str) -> None:
 
 def import_workload(reference: str) -> ModuleType:
     """Return the module of `train.py` or `package.module:Class`. Raises whatever its code raises."""
-    match _ahead.pop(reference, None):
-        case ModuleType() as module:
-            return module
-        case BaseException() as error:
-            raise error
+    ahead = _ahead.pop(reference, None)
+    if isinstance(ahead, BaseException):
+        raise ahead
+    if ahead is not None:
+        return ahead
     module_name, colon, _ = reference.partition(":")
-    return _import_module(module_name) if colon else _import_file(Path(reference))
+    if not colon:
+        return _import_file(Path(reference))
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(module_name)
 
 
 def _import_file(path: Path) -> ModuleType:
     name = f"amp_track_workload_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up there
     sys.path.insert(0, str(path.parent.resolve()))  # as `python path` does: helpers beside the file can be imported
     spec.loader.exec_module(module)
     return module
-
-
-def _import_module(name: str) -> ModuleType:
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    return importlib.import_module(name)
 
 
 def workload_files(reference: str) -> list[Path]:
@@ -120,12 +116,7 @@ def workload_files(reference: str) -> list[Path]:
 
 
 def digest(file: Path, imports: Iterable[str] = ()) -> str | None:
-    """Return the first 12 hexadecimal digits of the SHA-256 of source files; None if one is not a source file.
-
-    Args:
-        file: the file of the workload.
-        imports: the other files, relative to its folder.
-    """
+    """Return the first 12 hexadecimal digits of the SHA-256 of a file and those beside it; None if one is no source."""
     try:  # a name comes from a store and may be any text
         files = sorted({file.resolve(), *((file.parent / name).resolve() for name in imports)})
         if not all(each.is_file() for each in files) or not all(name.endswith(tuple(_SUFFIXES)) for name in imports):

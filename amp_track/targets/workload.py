@@ -45,21 +45,24 @@ class WorkloadTarget:
         self._workload = workload.without_data() if job.synthetic else workload
 
     def inspect(self) -> TargetInspection:
+        """Return its properties. Raises BadInput if it cannot run."""
         workload, reference = self._workload, self._job.workload
         _check_fields(reference, workload)
         workload.check()
-        training_samples = evaluation_samples = 0
-        dataset_digest = "synthetic"
+        samples, dataset_digest = [0, 0], "synthetic"
         if not self._job.synthetic:
             train_data, eval_data = workload.train_data(), workload.eval_data()
-            _check_dataset(reference, "train_data", train_data)
-            _check_dataset(reference, "eval_data", eval_data)
-            training_samples, evaluation_samples = length(train_data), length(eval_data)
-            if not training_samples:
+            methods = {"train_data": train_data, "eval_data": eval_data}
+            for method, data in methods.items():
+                _check_dataset(reference, method, data)
+            samples = [length(data) for data in methods.values()]
+            if not samples[0]:
                 raise BadInput(f"{reference}: train_data() is empty. Return at least one sample.")
             dataset_digest = digest(train_data)
-            _check_sample(reference, "train_data", train_data)
-            _check_sample(reference, "eval_data", eval_data)
+            for method, data in methods.items():
+                if length(data) and not is_pair(item := data[0]):
+                    expected = "it must be a pair (input, target)"
+                    raise BadInput(f"{reference}: {method}()[0] is {describe_type(item)}; {expected}")
         file, imports = source_files(reference, workload)
         return TargetInspection(
             workload_name=type(workload).__name__,
@@ -73,8 +76,8 @@ class WorkloadTarget:
             choices=option_choices(workload),
             metric_name=workload.metric.name,
             higher_is_better=workload.metric.higher_is_better,
-            training_samples=training_samples,
-            evaluation_samples=evaluation_samples,
+            training_samples=samples[0],
+            evaluation_samples=samples[1],
             dataset_digest=dataset_digest,
         )
 
@@ -87,14 +90,17 @@ class WorkloadTarget:
         enforce_budget: bool,
         folder: JobFolder | None,
     ) -> Trainer:
+        """Return the task that trains, or that only probes if the job says so. Its `run` lets exceptions pass."""
         return Trainer(
             self._job, self._workload, device, send, group=group, enforce_budget=enforce_budget, folder=folder
         )
 
     def dtypes(self, device: Device) -> DtypesWatch:
+        """Return the task that records the dtypes of one batch."""
         return DtypesWatch(self._job, self._workload, device)
 
     def fake_step(self, *, as_cuda: bool) -> FakeStep:
+        """Return its training step on fake tensors. Raises PlanningUnavailable, or BadInput without such a step."""
         from amp_track.memory_plan.fake_step import FakeStep  # raises if private interfaces of torch have changed
 
         try:
@@ -113,11 +119,8 @@ class WorkloadTarget:
 # Fields that have their own flags. A workload may override them by an annotated assignment, which makes them dataclass
 # fields, too.
 _OWN_FLAGS = {
-    "learning_rate": "--lr",
-    "batch_size": "--batch-size",
-    "epochs": "--epochs",
-    "num_workers": "--num-workers",
-}
+    "learning_rate": "--lr", "batch_size": "--batch-size", "epochs": "--epochs", "num_workers": "--num-workers",
+}  # fmt: skip
 
 
 def option_fields(workload_class: type[Workload]) -> dict[str, dataclasses.Field[Any]]:
@@ -164,12 +167,6 @@ def _check_dataset(reference: str, method: str, data: Any) -> None:
     raise BadInput(f"{reference}: {method}() returned {much}")
 
 
-def _check_sample(reference: str, method: str, data: Any) -> None:
-    """Raise BadInput if the first item of a dataset is not a pair (input, target)."""
-    if len(data) and not is_pair(item := data[0]):
-        raise BadInput(f"{reference}: {method}()[0] is {describe_type(item)}; it must be a pair (input, target)")
-
-
 def option_values(workload: Workload) -> tuple[tuple[str, str], ...]:
     """Return the name of every option, and its value as text."""
     return tuple((name, str(getattr(workload, name))) for name in option_fields(type(workload)))
@@ -178,21 +175,17 @@ def option_values(workload: Workload) -> tuple[tuple[str, str], ...]:
 def option_choices(workload: Workload) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return all possible values of each option that is a bool or a Literal, as text."""
     hints = _types_of_fields(type(workload))
-    choices: list[tuple[str, tuple[str, ...]]] = []
-    for name in option_fields(type(workload)):
-        if hints[name] is bool:
-            choices.append((name, ("False", "True")))
-        elif get_origin(hints[name]) is Literal:
-            choices.append((name, tuple(map(str, get_args(hints[name])))))
-    return tuple(choices)
+    listed = {name: _listed(hints[name]) for name in option_fields(type(workload))}
+    return tuple((name, tuple(map(str, values))) for name, values in listed.items() if values)
+
+
+def _listed(hint: Any) -> tuple[Any, ...]:
+    """Return all possible values of a bool or a Literal."""
+    return (False, True) if hint is bool else get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Workload:
     """Load the workload named by a reference such as `experiments/digits.py` or `package.module:Class`.
-
-    Args:
-        reference: a file with one Workload, or a module and a class.
-        options: names and values of options to set.
 
     Raises:
         BadInput: the file, module or class does not exist; the file has no Workload or several; its import fails
@@ -239,15 +232,14 @@ def source_files(reference: str, workload: Workload) -> tuple[Path, tuple[str, .
     own = Path(str(sys.modules[module].__file__) if colon else reference).resolve()
     class_source = inspect.getsourcefile(type(workload)) or str(own)
     class_file = Path(class_source).resolve()
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    files = {file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     # Resolve folders before files: resolving the links of three thousand files takes 0.4 s.
     homes = {str(class_file.parent), os.path.realpath(os.path.dirname(class_source))}
-    folders = {folder for folder in {os.path.dirname(file) for file in files if file} if os.path.isabs(folder)}
+    folders = {folder for file in files if os.path.isabs(folder := os.path.dirname(file))}
     beside = {folder for folder in folders if os.path.realpath(folder) in homes}
-    loaded = {Path(file).resolve() for file in files if file and os.path.dirname(file) in beside}
+    loaded = {Path(file).resolve() for file in files if os.path.dirname(file) in beside}
     # Some modules name a file that does not exist, such as torch.classes.
-    imported = {file for file in loaded if file.parent == class_file.parent and file.is_file()}
-    others = {class_file, *imported} - {own}
+    others = {class_file, *(file for file in loaded if file.parent == class_file.parent and file.is_file())} - {own}
     return own, tuple(sorted(os.path.relpath(file, own.parent) for file in others))
 
 
@@ -257,9 +249,9 @@ def _option_value(option: dataclasses.Field[Any], text: str, hint: Any) -> Any:
     default = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
     if text == str(default):
         return default  # a job holds every option as text, including types that cannot be parsed from text
-    listed = {str(value): value for value in get_args(hint)} if get_origin(hint) is Literal else {}
+    listed = {str(value): value for value in _listed(hint)}
     if text in listed:
-        return listed[text]  # also numbers, which pydantic does not parse from text in a Literal
+        return listed[text]  # numbers too, which pydantic does not parse from text in a Literal
     try:
         adapter = TypeAdapter(hint)
         if text == "None":
@@ -291,14 +283,12 @@ def _find_class(reference: str) -> type[Workload]:
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, Workload) and value.__module__ == module.__name__
     ]
-    if len(classes) != 1:
-        names = ", ".join(cls.__name__ for cls in classes)
-        if not classes:
-            raise BadInput(f"{reference}: the file defines no subclass of Workload. {_HINT}")
-        raise BadInput(
-            f"{reference}: the file defines {len(classes)} subclasses of Workload ({names}). Name one as "
-            "package.module:Class."
-        )
+    if not classes:
+        raise BadInput(f"{reference}: the file defines no subclass of Workload. {_HINT}")
+    if len(classes) > 1:
+        names = ", ".join(each.__name__ for each in classes)
+        found = f"the file defines {len(classes)} subclasses of Workload ({names})"
+        raise BadInput(f"{reference}: {found}. Name one as package.module:Class.")
     return classes[0]
 
 
