@@ -69,11 +69,8 @@ def test_nothing_fits() -> None:
     assert (max_batch.batch_size, max_batch.bound, max_batch.peak) == (0, "memory", None)
     assert max_batch.at_one_bytes is not None
     assert max_batch.at_one_bytes > 40 * MIB
-
-
-def test_nothing_but_one_sample_fits() -> None:
-    max_batch = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).max_batch(80 * MIB, most=MOST)
-    assert max_batch.batch_size == 1
+    one = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).max_batch(80 * MIB, most=MOST)
+    assert one.batch_size == 1
 
 
 @pytest.mark.parametrize("most", [1, 3, 4, 5, 8, 100])

@@ -1,7 +1,7 @@
 import itertools
 import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import pytest
@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import FAULTS, WORKLOADS
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from amp_track.config.job import Job
 from amp_track.targets.workload import load_workload
 from amp_track.training.amp import random_state
-from amp_track.training.amp.tensors import batch_length, move
+from amp_track.training.amp.tensors import batch_length
 from amp_track.training.data import Batches, digest, load
 from amp_track.workload import Workload
 
@@ -109,31 +109,6 @@ def test_evaluation_counts_every_sample_once(workload: Workload) -> None:
     assert [batch_length(input) for input, _ in batches.evaluation()] == [10] * 6 + [4]
 
 
-class _Pair(NamedTuple):
-    image: torch.Tensor
-    extra: dict[str, torch.Tensor]
-
-
-def test_move_keeps_the_structure() -> None:
-    batch = _Pair(torch.zeros(2, 3, 4, 4), {"mask": torch.ones(2)})
-    moved = move(batch, torch.device("cpu"), channels_last=True)
-    assert isinstance(moved, _Pair)
-    assert moved.image.is_contiguous(memory_format=torch.channels_last)
-    assert moved.extra["mask"].tolist() == [1.0, 1.0]
-
-
-class _Augmented(Dataset[tuple[torch.Tensor, int]]):
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.rand(3) + index, index
-
-
-def test_the_digest_of_augmented_data_is_always_the_same() -> None:
-    assert digest(_Augmented()) == digest(_Augmented())
-
-
 @given(
     batch_size=st.integers(1, SAMPLES),
     grad_accum=st.integers(1, 4),
@@ -190,6 +165,10 @@ class InBatches(Augmented):
         return [self[index] for index in indices]
 
 
+def test_the_digest_of_augmented_data_is_always_the_same() -> None:
+    assert digest(Augmented()) == digest(Augmented())
+
+
 def loaded(dataset: Dataset[Any], **settings: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     batches = BATCHES[settings.get("first_batch", 0) :]
     return list(load(dataset, batches, torch.Generator().manual_seed(5), **settings))  # type: ignore[arg-type]
@@ -235,9 +214,3 @@ def test_each_process_augments_differently() -> None:
     first, second = (loaded(Augmented(), workers=1, rank=rank, ranks=2) for rank in (0, 1))
     drawn = {tuple(batch[0].flatten().tolist()) for batch in first + second}
     assert len(drawn) == 2 * len(BATCHES)
-
-
-def test_tensors_need_no_workers() -> None:
-    data = TensorDataset(torch.arange(10.0))
-    (batch,) = loaded(data, workers=2)[1]
-    assert batch.tolist() == [3.0, 4.0, 5.0]

@@ -82,12 +82,6 @@ def test_an_overflow_in_one_process_skips_the_step_in_both(runner: JobRunner) ->
     [
         ("oom", JobStatus.OOM, "in process 1 of 2"),
         ("raise", JobStatus.CRASHED, "ValueError: the labels are off by one (in forward) in process 1 of 2"),
-        pytest.param(
-            "exit",
-            JobStatus.CRASHED,
-            "the job process exited with code 7 in process 1 of 2",
-            marks=pytest.mark.nightly,
-        ),
         ("sigkill", JobStatus.CRASHED, "the job process was killed by SIGKILL in process 1 of 2"),
         pytest.param("hang", JobStatus.TIMED_OUT, "gave up after 3 s (--job-timeout)", marks=pytest.mark.nightly),
     ],
@@ -147,11 +141,6 @@ def test_batch_norm_and_all_that_a_step_can_do_work_together(runner: JobRunner, 
     assert job_result.diagnosis.steps == 4
     assert job_result.metric is not None
     assert job_result.metric > 0.5
-
-
-def test_too_large_a_batch_for_all_of_them_is_over_the_data_set(runner: JobRunner) -> None:
-    job_result, _ = run(runner, options={"samples": 61}, nproc=2, batch_size=31)
-    assert job_result.status is JobStatus.OVER_DATASET
 
 
 @pytest.mark.gpu
@@ -217,11 +206,3 @@ def test_the_max_batch_is_found_with_two_processes(amp_track: Command) -> None:
     # having fewer threads, is little beside that.
     assert max_batches["2"]["max_batch"] == pytest.approx(max_batches["1"]["max_batch"], rel=0.25)
     assert max_batches["2"]["first_failing_batch"] == max_batches["2"]["max_batch"] + 1
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("fresh_stores")
-def test_the_data_set_ends_where_every_process_has_its_batch(amp_track: Command) -> None:
-    done = amp_track("max-batch", PARALLEL, "--precision", "fp32", "--nproc", "2", "--memory-budget", "64MiB", "--json")
-    max_batch = json.loads(done.stdout)["precisions"]["fp32"]
-    assert (max_batch["bound"], max_batch["max_batch"]) == ("dataset", 30)

@@ -149,11 +149,16 @@ def test_a_loss_that_is_no_scalar_tensor_is_rejected(returned: Callable[[Tensor]
             step(torch.ones(4, 4), torch.zeros(4, dtype=torch.int64))
 
 
-def test_a_score_that_is_no_tensor_is_rejected() -> None:
+@pytest.mark.parametrize(("score", "returned"), [(None, "None"), (torch.tensor(0.5), r"a tensor of shape \(\)")])
+def test_a_score_that_is_no_tensor_or_a_mean_is_rejected(score: Tensor | None, returned: str) -> None:
+    """Added up over batches, means make a metric that is wrong without a word."""
     net = nn.Linear(4, 3)
-    step = TrainStep(net, sgd(net), functional.cross_entropy, "fp32", score=lambda output, target: None)
-    with pytest.raises(ValueError, match=r"score\(\) returned None; it must return one number for each of the 4"):
-        step(torch.ones(4, 4), torch.zeros(4, dtype=torch.int64))
+    loss, scored = functional.cross_entropy, lambda output, target: score
+    for step in (TrainStep(net, sgd(net), loss, "fp32", score=scored), EvalStep(net, loss, scored, "fp32", CPU)):
+        with pytest.raises(
+            ValueError, match=rf"score\(\) returned {returned}; it must return one number for each of the 4"
+        ):
+            step(torch.ones(4, 4), torch.zeros(4, dtype=torch.int64))
 
 
 class NeedsLoss(torch.optim.SGD):

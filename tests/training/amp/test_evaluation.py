@@ -26,23 +26,6 @@ def test_means_are_over_samples_and_begin_anew() -> None:
     assert math.isnan(step.read().loss)
 
 
-def test_a_mean_is_no_score() -> None:
-    """Added up over batches, means make a quality that is wrong without a word."""
-
-    def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return (output.argmax(1) == target).float().mean()
-
-    net = nn.Linear(6, 3)
-    batch = torch.randn(11, 6), torch.arange(11) % 3
-    evaluate = EvalStep(net, functional.cross_entropy, mean, Precision.named("fp32"), torch.device("cpu"))
-    train = TrainStep(net, torch.optim.SGD(net.parameters()), functional.cross_entropy, "fp32", score=mean)
-    for step in (evaluate, train):
-        with pytest.raises(
-            ValueError, match=r"returned a tensor of shape \(\); it must return one number for each of the 11 samp"
-        ):
-            step(*batch)
-
-
 def test_a_batch_that_was_rejected_is_not_counted() -> None:
     scores = [torch.ones(4), torch.ones(3), torch.zeros(4)]
     step = EvalStep(nn.Identity(), lambda output, target: output.mean(), lambda *_: scores.pop(0), "fp32", "cpu")

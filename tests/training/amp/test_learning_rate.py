@@ -111,16 +111,6 @@ def test_what_is_set_holds_at_once_and_comes_back_from_a_checkpoint(on_device: b
     assert {type(group["lr"]) for group in resumed.param_groups} == {torch.Tensor if on_device else float}
 
 
-def test_the_device_knows_1024_optimizer_steps_ahead_unless_told_otherwise() -> None:
-    optimizer = optimizer_of(1.0, fused=True)
-    rates = LearningRates(optimizer, float, on_device=True)
-    for _ in range(1024):
-        rates.after_step(torch.zeros(()))
-    assert rates_of(optimizer) == [1024.0]
-    with pytest.raises(IndexError):
-        rates.after_step(torch.zeros(()))
-
-
 @pytest.mark.parametrize("on_device", [True, False])
 def test_a_group_added_later_is_rejected_and_does_not_keep_a_rate_of_its_own(on_device: bool) -> None:
     optimizer = optimizer_of(1.0, fused=on_device)
@@ -128,29 +118,6 @@ def test_a_group_added_later_is_rejected_and_does_not_keep_a_rate_of_its_own(on_
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 1.0})
     with pytest.raises(ValueError):
         rates.set_optimizer_steps(1)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "amp"])
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("factor", [math.nan, math.inf, -0.5])
-def test_a_factor_that_is_no_factor_is_rejected_before_a_step_uses_it(
-    precision: str, fused: bool, factor: float
-) -> None:
-    net = network()
-    step = TrainStep(
-        net, torch.optim.SGD(net.parameters(), lr=0.1, fused=fused), functional.cross_entropy, precision,
-        schedule=lambda optimizer_steps: factor if optimizer_steps == 3 else 1.0,
-    )  # fmt: skip
-    step(torch.full((8, 16), 1e6), torch.zeros(8, dtype=torch.int64))  # amp skips it: no update
-    optimizer_steps = 0 if precision == "amp" else 1
-    while optimizer_steps < 3:
-        step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
-        optimizer_steps += 1
-    before = [parameter.clone() for parameter in net.parameters()]
-    for _ in range(2):
-        with pytest.raises(ValueError, match=f"schedule returned {factor:g} for 3 optimizer steps; it must"):
-            step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
-    assert all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
@@ -177,15 +144,16 @@ def train_once(step: TrainStep) -> None:
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(
     ("factor", "returned"),
-    [(None, "None"), ("0.5", "an object of type str"), (0.5j, "an object of type complex"),
+    [(math.nan, "nan"), (math.inf, "inf"), (-0.5, "-0.5"),
+     (None, "None"), ("0.5", "an object of type str"), (0.5j, "an object of type complex"),
      (torch.ones(2), "an object of type Tensor"), (numpy.complex64(1), "an object of type complex")],
 )  # fmt: skip
-def test_a_factor_that_is_no_number_is_rejected_before_a_step_uses_it(
+def test_a_factor_that_is_no_factor_is_rejected_before_a_step_uses_it(
     precision: str, fused: bool, factor: Any, returned: str
 ) -> None:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
-    message = f"schedule returned {returned}; it must return a finite factor"
+    message = rf"schedule returned {returned}( for \d optimizer steps)?; it must return a finite factor"
     with pytest.raises(ValueError, match=message):
         TrainStep(net, optimizer, functional.cross_entropy, precision, schedule=lambda optimizer_steps: factor)
     step = TrainStep(
@@ -195,11 +163,15 @@ def test_a_factor_that_is_no_number_is_rejected_before_a_step_uses_it(
         precision,
         schedule=lambda optimizer_steps: 1.0 if optimizer_steps < 2 else factor,
     )
+    step(torch.full((8, 16), 1e6), torch.zeros(8, dtype=torch.int64))  # amp skips it: no optimizer step
+    for _ in range(2 if precision == "amp" else 1):
+        train_once(step)
+    before = [parameter.clone() for parameter in net.parameters()]
     for _ in range(2):
-        train_once(step)
-    with pytest.raises(ValueError, match=message):
-        train_once(step)
-    assert step.read().steps == 2
+        with pytest.raises(ValueError, match=message):
+            train_once(step)
+    assert all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
+    assert step.read().steps == (3 if precision == "amp" else 2)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -216,12 +188,6 @@ def test_a_factor_may_be_any_real_number(fused: bool, number: Any) -> None:
     assert rates_of(step.optimizer) == [0.25]
     train_once(step)
     assert rates_of(step.optimizer) == [0.25]
-
-
-def test_a_schedule_that_is_no_function_is_rejected() -> None:
-    net = network()
-    with pytest.raises(ValueError, match="schedule is an object of type float; it must be a function from the number"):
-        TrainStep(net, torch.optim.SGD(net.parameters()), functional.cross_entropy, "fp32", schedule=0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
@@ -273,7 +239,7 @@ def test_a_step_that_is_rejected_leaves_the_optimizer_as_it_was(why: str, fused:
     user = TrainStep(other, torch.optim.SGD(other.parameters()), functional.cross_entropy, "amp", scaler=scaler)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=fused)
     settings = {"precision": "amp"} | REJECTED[why](scaler)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="it must be a function from the" if why == "no function" else None):
         TrainStep(net, optimizer, functional.cross_entropy, **settings)
     assert [group["lr"] for group in optimizer.param_groups] == [0.1]
     step = TrainStep(net, optimizer, functional.cross_entropy, "amp", schedule=cosine)
@@ -281,11 +247,3 @@ def test_a_step_that_is_rejected_leaves_the_optimizer_as_it_was(why: str, fused:
     for each in (step, user):
         train_once(each)
         assert each.read().skipped_steps == ()
-
-
-def test_a_fused_sgd_that_dampens_keeps_its_learning_rate() -> None:
-    net = network()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, dampening=0.5, fused=True)
-    with pytest.raises(ValueError, match="dampening"):
-        TrainStep(net, optimizer, functional.cross_entropy, "amp", schedule=warm_up)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1]

@@ -78,6 +78,7 @@ def test_dampening_is_rejected_under_amp_alone() -> None:
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, dampening=0.5, fused=True)
     TrainStep(model, optimizer, nn.functional.mse_loss, "bf16")
     with pytest.raises(ValueError, match=r"SGD with fused=True and dampening=0.5 is not supported under amp"):
-        TrainStep(model, optimizer, nn.functional.mse_loss, "amp")
+        TrainStep(model, optimizer, nn.functional.mse_loss, "amp", schedule=lambda optimizer_steps: 0.5)
+    assert optimizer.param_groups[0]["lr"] == 1e-3, "as it was"
     plain = torch.optim.SGD(model.parameters(), momentum=0.9, dampening=0.5)
     TrainStep(model, plain, nn.functional.mse_loss, "amp")

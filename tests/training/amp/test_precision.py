@@ -5,10 +5,6 @@ from amp_track.config.precisions import PRECISIONS, Precision
 from amp_track.training.amp.precision import float32_precision, support
 
 
-def test_only_amp_scales() -> None:
-    assert [name for name in PRECISIONS if Precision.named(name).grad_scaler] == ["amp"]
-
-
 def test_fp16_is_the_mode_amp() -> None:
     assert Precision.named("fp16") is Precision.named("amp")
     with float32_precision("fp16") as settings:

@@ -203,16 +203,6 @@ def test_a_history_is_not_copied_without_the_hook_of_its_optimizer(duplicate: Ca
             duplicate(step)
 
 
-def test_a_step_that_could_not_be_made_keeps_no_scaler() -> None:
-    net, scaler = network(), torch.amp.GradScaler("cpu")
-    with pytest.raises(ValueError, match="nan"):
-        TrainStep(
-            net, OPTIMIZERS["fused SGD"](net.parameters()), functional.cross_entropy, "amp",
-            scaler=scaler, schedule=lambda optimizer_steps: math.nan,
-        )  # fmt: skip
-    TrainStep(net, OPTIMIZERS["fused SGD"](net.parameters()), functional.cross_entropy, "amp", scaler=scaler)
-
-
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.booleans()), max_size=200))
 def test_what_is_appended_is_fetched_in_order(entries: list[tuple[float, bool]]) -> None:

@@ -248,19 +248,6 @@ def test_an_optimizer_that_is_not_fused_waits_once_a_step_and_only_under_amp() -
         assert reads.count == expected
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda x: x.item(), lambda x: x.tolist(), lambda x: x.cpu(), lambda x: x.to("cpu"), lambda x: float(x),
-        lambda x: bool(x), lambda x: x.numpy(), lambda x: x.to(device="cpu"),
-    ],
-)  # fmt: skip
-def test_the_counter_of_host_reads_counts(read: Callable[[torch.Tensor], Any]) -> None:
-    with host_reads() as count:
-        read(torch.ones(()))
-    assert count() >= 1
-
-
 @pytest.mark.parametrize("name", ["fp32", "bf16", "amp"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_saved_step_resumes_to_the_bit(name: str, fused: bool) -> None:

@@ -52,12 +52,6 @@ def test_a_group_without_a_limit_has_none(mounted: Path) -> None:
     assert cgroup.oom_kills() == 4
 
 
-def test_cached_files_count_as_free(mounted: Path) -> None:
-    belong_to(mounted, "0::/job")
-    write(mounted / "job", max=str(4 * GIBIBYTE), current=str(4 * GIBIBYTE), stat=f"inactive_file {3 * GIBIBYTE}")
-    assert cgroup.limit_and_free_bytes() == (4 * GIBIBYTE, 3 * GIBIBYTE)
-
-
 def test_version_1_within_a_container_that_sees_only_its_own_group(mounted: Path) -> None:
     belong_to(mounted, "5:cpu:/\n4:cpuset,memory:/docker/0123\n0::/")
     write(

@@ -19,54 +19,38 @@ from amp_track.training.devices.accelerator import (
 from amp_track.training.devices.oom import is_kernel_limit, is_out_of_memory, requested_bytes
 from amp_track.training.devices.open import check_budget, check_processes, free_bytes_each, open_device
 
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.53 GiB."),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("CUDA driver error: out of memory"),
-        RuntimeError("Triton Error [CUDA]: out of memory"),
-        RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-        RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"),
-        RuntimeError("HIP out of memory. Tried to allocate 2 MiB"),
-        RuntimeError("std::bad_alloc"),
-        OSError(12, "Cannot allocate memory"),
-    ],
+_OUT_OF_MEMORY = (
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.53 GiB."),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("CUDA driver error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"),
+    RuntimeError("HIP out of memory. Tried to allocate 2 MiB"),
+    RuntimeError("std::bad_alloc"),
+    OSError(12, "Cannot allocate memory"),
 )
-def test_out_of_memory_in_every_spelling(error: BaseException) -> None:
-    assert is_out_of_memory(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
-        ValueError("CUDA out of memory"),  # the user's own
-        RuntimeError("CUDA error: device-side assert triggered"),
-        KeyError("memory"),
-    ],
+_KERNEL_LIMIT = (
+    RuntimeError("CUDA error: invalid configuration argument"),
+    RuntimeError("integer out of range"),
+    RuntimeError("upsample_nearest2d only supports output tensors with less than INT_MAX elements"),
 )
-def test_bugs_are_not_out_of_memory(error: BaseException) -> None:
-    assert not is_out_of_memory(error)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "CUDA error: invalid configuration argument",
-        "integer out of range",
-        "upsample_nearest2d only supports output tensors with less than INT_MAX elements",
-    ],
+_BUGS = (
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    ValueError("CUDA out of memory"),  # the user's own
+    RuntimeError("CUDA error: device-side assert triggered"),
+    KeyError("memory"),
 )
-def test_kernel_limits_are_told_apart(message: str) -> None:
-    error = RuntimeError(message)
-    assert is_kernel_limit(error)
-    assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [*_OUT_OF_MEMORY, *_KERNEL_LIMIT, *_BUGS])
+def test_out_of_memory_and_kernel_limits_are_told_from_bugs(error: BaseException) -> None:
+    assert is_out_of_memory(error) == (error in _OUT_OF_MEMORY)
+    assert is_kernel_limit(error) == (error in _KERNEL_LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -162,18 +146,12 @@ def test_a_gpu_budget_is_enforced(runner: JobRunner, cuda: torch.device) -> None
 def test_a_gpu_job_without_a_budget_leaves_a_reserve_free(runner: JobRunner, cuda: torch.device) -> None:
     found = runner.inspect(Job(workload=DIGITS, device="cuda"))
     total = found.hardware.memory_bytes
-    assert total is not None
+    assert total == torch.cuda.get_device_properties(cuda).total_memory
+    assert found.hardware.capability.startswith("compute capability ")
+    assert found.hardware.driver.replace(".", "").isdigit()
     assert 0 < found.free_bytes <= total - reserve_bytes(total)
     job_result = runner.run(resolve(Job(workload=DIGITS, device="cuda", epochs=1), found))
     assert job_result.fits
     assert job_result.allocation_retries == 0
     assert job_result.peak_bytes is not None
     assert job_result.peak_bytes <= found.free_bytes
-
-
-@pytest.mark.gpu
-def test_a_gpu_says_what_it_is(runner: JobRunner, cuda: torch.device) -> None:
-    hardware = runner.inspect(Job(workload=DIGITS, device="cuda")).hardware
-    assert hardware.capability.startswith("compute capability ")
-    assert hardware.memory_bytes == torch.cuda.get_device_properties(cuda).total_memory
-    assert hardware.driver.replace(".", "").isdigit()
