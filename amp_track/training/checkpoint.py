@@ -67,12 +67,8 @@ def load(file: Path) -> dict[str, Any]:
 class Checkpoints:
     """Writes the checkpoints of one training: every N steps, at its end, and after each best metric so far.
 
-    Args:
-        every: N, in optimizer steps; None writes no checkpoints.
-        folder: where to write them, and which checkpoint to resume from.
-        higher_is_better: whether a larger metric is better.
-        send: called with an event for each complete file.
-        writes: whether this rank writes files. Only one does; the others only track the best metric.
+    `every` is N; None writes none. `send` is called with an event for each complete file. Only one rank `writes` files;
+    the others only track the best metric.
     """
 
     def __init__(

@@ -240,13 +240,12 @@ def load(
     Args:
         dataset: map-style.
         batches: the indices of each batch.
-        generator: seeds the augmentation. A new DataLoader draws one number from it, too, and not from the training's
-            generator.
+        generator: seeds the augmentation. A new DataLoader draws one number from it, and not from the training's.
         workers: the number of loader processes; 0 loads in this process.
         first_batch: the number of the first batch within its epoch.
         rank: the index of this rank among `ranks`: each rank augments differently.
         ranks: the number of ranks.
-        pin_memory: put the batches in pinned memory, so that the host does not wait for the copy.
+        pin_memory: use pinned memory, so that the host does not wait for the copy.
     """
     if isinstance(dataset, TensorDataset):
         return iter(DataLoader(dataset, sampler=batches, batch_size=None, generator=generator, pin_memory=pin_memory))

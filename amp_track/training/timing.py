@@ -80,7 +80,6 @@ class InputWait:
         return _Timed(self, batches)
 
     def step_submitted(self) -> None:
-        """Record that a step's work has been queued. Call it after each step."""
         if self._last_step is not None:
             self._last_step.record()
             self._is_recorded = True
@@ -146,13 +145,7 @@ def make_full_steps(
     The second step needs more memory than the first even if optimizer state exists: 16 MB of 323 MB, ResNet-18, CPU.
     The first two load their batches, as a training does, because loading needs memory. Then the last batch is repeated:
     otherwise loading between the steps would dominate the time. The first step allocates, tunes and compiles, and is
-    timed only if it is the only one.
-
-    Args:
-        steps: the parts of each step.
-        train_on: trains on one part and returns its samples.
-        device: synchronized before the clock is read; with a queue, not after each repeated step.
-        agree: makes all ranks decide alike.
+    timed only if it is the only one. `agree` makes all ranks decide alike.
     """
     step = _loaded_step(next(steps), train_on, device)
     timed_steps, timed_seconds, cold_seconds, loads = 1, step.seconds, 0.0, step.load_seconds
@@ -171,7 +164,6 @@ def make_full_steps(
 
 
 def _loaded_step(parts: Iterator[Part], train_on: TrainOn, device: Device) -> _Step:
-    """Make one step on newly loaded batches."""
     made = _Step()
     asked = time.perf_counter()
     while (part := next(parts, None)) is not None:

@@ -38,16 +38,10 @@ _SEEDS_APART = 1_000_003
 
 
 class Trainer:
-    """Trains one resolved job on one device.
+    """Trains one resolved job on one device, and calls `send` with each event.
 
-    Args:
-        job: the job, resolved.
-        workload: its model and data.
-        device: the device to train on.
-        send: called with each event.
-        group: the connection to the other ranks of the job; by default there is one rank.
-        enforce_budget: limit memory to the job's budget, instead of only measuring it.
-        folder: where to write checkpoints and artifacts, and which checkpoint to resume from.
+    `enforce_budget` limits memory to the job's budget, instead of only measuring it. `folder` is where checkpoints and
+    artifacts are written, and the checkpoint to resume from.
     """
 
     _batches: Batches

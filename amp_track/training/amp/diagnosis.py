@@ -58,10 +58,7 @@ class GradientDiagnosis:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record outputs and the order of layers within the block.
-
-        Use it around forward and backward of the batch that completes a diagnosed step.
-        """
+        """Record outputs and the order of layers in the forward and backward pass that completes a diagnosed step."""
         started = time.perf_counter()
         self._arrived, self._outputs = {}, {}
         handles = [module.register_forward_hook(self._output_of(name)) for name, module in self._watched.items()]
@@ -133,10 +130,7 @@ class GradientDiagnosis:
         self._pending = [look for look in self._pending if look.step <= step]
 
     def read(self) -> tuple[LayerGradients, ...]:
-        """Return the counts of each layer at each step diagnosed since the last read. Waits for the device.
-
-        Layers are in the model's order.
-        """
+        """Return the counts by step and layer, in the model's order, since the last read. Waits for the device."""
         looks, self._pending = self._pending, []
         return tuple(row for look in looks for row in self._rows(look))
 

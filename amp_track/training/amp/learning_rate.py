@@ -118,8 +118,7 @@ class LearningRates:
 def _factor(schedule: Schedule, optimizer_steps: int) -> float:
     """Return the schedule's factor as a plain number: `torch.load(weights_only=True)` rejects numpy's numbers.
 
-    Raises:
-        InvalidReturnValue: it is not a real number, or negative, inf or NaN.
+    Raises InvalidReturnValue if it is not a real number, or negative, inf or NaN.
     """
     expected = "a finite factor of the learning rate, 0 or more"
     factor: Any = schedule(optimizer_steps)

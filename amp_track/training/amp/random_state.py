@@ -84,5 +84,5 @@ def from_json(known: Any) -> dict[str, Any]:
 
 
 def _which(device: torch.device) -> tuple[torch.device, ...]:
-    """Return the device argument of a device module's functions: MPS has one device, and its functions take none."""
+    """Return the device argument of a device module's functions; those of MPS take none."""
     return () if device.type == "mps" else (device,)

@@ -32,11 +32,7 @@ class ScalarLog:
         return self._packed + len(self._loose)
 
     def append(self, scalar: Tensor) -> None:
-        """Append a scalar tensor, which must not be changed in place afterwards.
-
-        Raises:
-            IndexError: the log is full; `copy_` would silently drop the scalar.
-        """
+        """Append a scalar tensor, which must not be changed in place afterwards. Raises IndexError if it is full."""
         if len(self) == len(self._buffer):
             raise IndexError(f"the log is full ({len(self._buffer)} scalars); fetch them first")
         self._loose.append(scalar)
@@ -44,7 +40,6 @@ class ScalarLog:
             self._pack()
 
     def _pack(self) -> None:
-        """Copy the separate tensors into the buffer."""
         if self._loose:
             end = self._packed + len(self._loose)
             self._buffer[self._packed : end].copy_(torch.stack(self._loose), non_blocking=True)
@@ -64,7 +59,6 @@ class ScalarLog:
         self._packed = min(self._packed, length)
 
     def clear(self) -> None:
-        """Empty the log."""
         self._loose = []
         self._packed = 0
 

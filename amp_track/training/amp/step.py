@@ -262,7 +262,6 @@ class TrainStep:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def _free_gradients(self) -> None:
-        """Free the gradients of the optimizer's parameters."""
         for parameter in self._own_parameters():
             parameter.grad = None
 

@@ -13,10 +13,7 @@ from amp_track.records.errors import InvalidReturnValue
 
 
 def move(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
-    """Return the same structure with its tensors on `device`, without waiting for the copies.
-
-    `channels_last` sets the memory format of four-dimensional tensors.
-    """
+    """Return the same structure on `device`, without waiting; `channels_last` is for four-dimensional tensors."""
 
     def moved(tensor: Tensor) -> Tensor:
         if channels_last and tensor.dim() == 4:
@@ -73,11 +70,7 @@ def check_loss(loss: Any) -> Tensor:
 
 
 def sum_of_scores(scores: Any, samples: int) -> Tensor:
-    """Return the sum of the scores of a batch.
-
-    Raises:
-        InvalidReturnValue: there is not exactly one score per sample, but for example their mean.
-    """
+    """Return the sum of scores. Raises InvalidReturnValue without exactly one per sample, as for their mean."""
     expected = f"one number for each of the {samples} samples, shape ({samples},), and not their mean"
     if not isinstance(scores, Tensor):
         raise InvalidReturnValue.of_type("score()", scores, expected)
