@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import logging
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -26,13 +23,14 @@ from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import ranks
 from amp_track.runner.job_processes import Result, Source
 from amp_track.runner.runner import JobRunner, failure, ignore, inspection_of
-from amp_track.runner.store_exchange import Exchange, FirstExchange, OtherExchange
-from amp_track.runner.store_messages import Checkpoint, Failure, Order, Report
+from amp_track.runner.store_exchange import Board, Exchange, Failure, Order, Report
 from amp_track.workers import interrupts, processes
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # documented all the same
 
+_FIRST_SECONDS = 600.0
+"""Time limit for rank 0 to start its first job; it may wait for database servers."""
 _JOIN_SECONDS = 300
 """Time limit for the other ranks to import torch and join, from when rank 0 waits for them."""
 _STOP_SECONDS = 60
@@ -57,35 +55,27 @@ class OtherRank(Source):
 
     is_over = True
 
-    def __init__(self, index: int, local_index: int, others: OtherRanks) -> None:
-        self.index = index
+    def __init__(self, local_index: int, others: OtherRanks) -> None:
         self.local_index = local_index
-        self.others = others
+        self._others = others
 
     @property
     def ends(self) -> Sequence[Any]:
-        return (self.others.exchange.connection,)
+        return (self._others.exchange.connection,)
 
     def read(self, on_event: Callable[[Event], None]) -> None:
-        if self.others.exchange.connection.poll():  # shared with the other ranks
-            self.others.receive()
+        if self._others.exchange.connection.poll():  # shared with the other ranks
+            self._others.receive()
 
 
 class OtherRanks:
-    """The commands of the other ranks, used by the command of rank 0.
+    """The commands of the other ranks, used by the command of rank 0."""
 
-    Args:
-        launch: how torchrun started the command of rank 0.
-        exchange: with the store.
-        session: identifies this start of all commands in the store.
-    """
-
-    def __init__(self, launch: Launch, exchange: Exchange, session: str) -> None:
+    def __init__(self, launch: Launch, exchange: Exchange) -> None:
         self._launch = launch
         self.exchange = exchange
-        self._session = session
         self._ranks: dict[int, OtherRank] = {}
-        self._number = 0
+        self._board = Board()
 
     def wait_until_joined(self) -> None:
         """Wait for the commands of all ranks. Raises AgentLost if one does not join."""
@@ -99,40 +89,27 @@ class OtherRanks:
     @contextlib.contextmanager
     def working(
         self, task: str, job: Job, folder: JobFolder | None = None
-    ) -> Iterator[tuple[str, Sequence[OtherRank]]]:
+    ) -> Iterator[tuple[str, Mapping[int, OtherRank]]]:
         """Run a job on the other ranks within the block, and stop it on them at the end of the block.
 
         Yields the rendezvous of the job processes, and the ranks that run one. After an exception there are no more
         jobs, and the other commands end.
 
-        Args:
-            task: what to do with the job; only the first rank of each machine inspects it.
-            job: the job.
-            folder: the folder for files of the job.
-
         Raises:
             AgentLost: a command has ended, or does not end its job process.
         """
-        asked = [rank for _, rank in sorted(self._ranks.items()) if task != "inspect" or rank.local_index == 0]
-        self._number += 1
-        for rank in asked:
+        asked = {i: rank for i, rank in sorted(self._ranks.items()) if task != "inspect" or rank.local_index == 0}
+        for rank in asked.values():
             rank.result, rank.is_over = None, False
+        known_task = cast("Literal['run', 'measure', 'inspect']", task)
+        order = Order(id=secrets.token_hex(8), task=known_task, job=job, folder=folder)
         try:
-            with interrupts.waiting():  # it may have gigabytes
-                resumed = _measured(folder.resume_from) if folder is not None and folder.resume_from else None
-            order = Order(
-                number=self._number,
-                task=cast("Literal['run', 'measure', 'inspect']", task),
-                job=job,
-                folder=folder,
-                checkpoint=resumed,
-            )
-            self.exchange.publish(state="run", order=order)
-            yield rendezvous(self._launch, self._session, order.number), asked
-            if not all(rank.is_over for rank in asked):
-                self.exchange.publish(state="stop")
+            self._publish(order=order, state="run")
+            yield rendezvous(self._launch, order), asked
+            if not all(rank.is_over for rank in asked.values()):
+                self._publish(state="stop")
             self._receive_until(
-                lambda: next((rank.index for rank in asked if not rank.is_over), None),
+                lambda: next((index for index, rank in asked.items() if not rank.is_over), None),
                 _STOP_SECONDS,
                 f"its job process has not ended within {_STOP_SECONDS} s. Check its machine.",
             )
@@ -142,41 +119,44 @@ class OtherRanks:
 
     def dismiss(self) -> None:
         """End the other commands successfully: there are no more orders."""
-        with contextlib.suppress(AmpTrackError):
-            self.exchange.publish(state="done")
+        with contextlib.suppress(AgentLost):
+            self._publish(state="done")
         self.exchange.close()
 
-    def receive(self) -> None:
+    def receive(self, seconds: float | None = None, problem: str = "") -> None:
         """Wait for one message of another rank, and record it.
 
         Raises:
-            AgentLost: a rank is lost.
+            AgentLost: there is none within some seconds, or a rank is lost.
             AmpTrackError: a rank cannot run the job, for example BadInput.
         """
         try:
-            index, report = self.exchange.receive()
+            index, report = self.exchange.receive(seconds, problem)
+            assert isinstance(report, Report)
+            if report.has_left:
+                raise AgentLost(
+                    f"rank {index}: its command has ended, so the job is lost. Run the same command again on all "
+                    "machines to continue."
+                )
         except AgentLost:
             interrupts.sleep(_SIGNAL_SECONDS)
             raise
-        assert isinstance(report, Report)
-        if index not in self._ranks:
-            self._ranks[index] = OtherRank(index, report.local_index, self)
-        elif report.number == self._number:
-            rank = self._ranks[index]
+        rank = self._ranks.setdefault(index, OtherRank(report.local_index, self))
+        if self._board.order is not None and report.order_id == self._board.order.id:
             rank.is_over = True
-            if report.failure is not None:
-                raise report.failure.error(index)
-            rank.result = report.inspection or report.job_result
+            if isinstance(report.answer, Failure):
+                raise report.answer.error(index)
+            rank.result = report.answer
+
+    def _publish(self, **changes: Any) -> None:
+        self._board = self._board.model_copy(update=changes)
+        self.exchange.publish(self._board)
 
     def _receive_until(self, missing: Callable[[], int | None], seconds: float, problem: str) -> None:
         """Receive messages until no rank is missing. Raises AgentLost with the problem after some seconds."""
         deadline = time.monotonic() + seconds
         while (index := missing()) is not None:
-            with interrupts.waiting():
-                is_ready = self.exchange.connection.poll(max(deadline - time.monotonic(), 0))
-            if not is_ready:
-                raise AgentLost(f"rank {index}: {problem}")
-            self.receive()
+            self.receive(max(deadline - time.monotonic(), 0), f"rank {index}: {problem}")
 
 
 class Stopped(Exception):
@@ -187,8 +167,8 @@ class Orders(Source):
     """The orders of rank 0, which the command of another rank reads while its job process runs.
 
     Args:
-        launch: how torchrun started this command.
         exchange: with the store.
+        rank: of this command.
         workload: the workload in the arguments of this command. Orders for another one are rejected: other users can
             write to the store and must not choose the file to run.
     """
@@ -196,69 +176,67 @@ class Orders(Source):
     is_waited_for = False
     is_over = False
 
-    def __init__(self, launch: Launch, exchange: Exchange, workload: str) -> None:
-        self._launch = launch
+    def __init__(self, exchange: Exchange, rank: Rank, workload: str) -> None:
         self._exchange = exchange
+        self._report = Report(local_index=rank.local_index)
         self._workload = workload
+        self._seconds: float | None = _FIRST_SECONDS
 
     @property
     def ends(self) -> Sequence[Any]:
         return (self._exchange.connection,)
 
-    def next(self) -> tuple[Order, str, str | None] | None:
-        """Wait for the next order.
-
-        Returns:
-            The order, the rendezvous of its processes and the checkpoint to resume from; None after the last order.
+    def next(self) -> Order | None:
+        """Wait for the next order; None after the last one.
 
         Raises:
             EOFError: the command of rank 0 ended early.
             AgentLost: the machine of rank 0 or the store does not answer.
         """
-        while True:
-            board, checkpoint = self._receive()
-            if board.state == "done":
-                return None
-            if board.state != "run":  # an order to stop a job that has already ended
+        while (board := self._receive()).state != "done":
+            order = board.order
+            if order is None or order.id == self._report.order_id:
                 continue
-            order: Order = board.order
-            if order.job.workload == self._workload:
-                return order, rendezvous(self._launch, board.session, order.number), checkpoint
-            self.answer(
-                order,
-                BadInput(
-                    f"TARGET: rank 0 trains {order.job.workload}, but this command names {self._workload}. Name the "
-                    "same file on all machines: torchrun … -m amp_track train FILE …"
-                ),
-            )
+            if order.task == "inspect" and self._report.local_index != 0:
+                continue
+            if board.state == "stop":  # before this command has seen the order
+                self.answer(order, None)
+            elif order.job.workload == self._workload:
+                return order
+            else:
+                self.answer(
+                    order,
+                    BadInput(
+                        f"TARGET: rank 0 trains {order.job.workload}, but this command names {self._workload}. Name "
+                        "the same file on all machines: torchrun … -m amp_track train FILE …"
+                    ),
+                )
+        return None
 
     def answer(self, order: Order, answer: Result | AmpTrackError | None) -> None:
-        self._exchange.publish(
-            number=order.number,
-            job_result=answer if isinstance(answer, JobResult) else None,
-            inspection=answer if isinstance(answer, Inspection) else None,
-            failure=Failure.of(answer) if isinstance(answer, AmpTrackError) else None,
-        )
+        known = Failure.of(answer) if isinstance(answer, AmpTrackError) else answer
+        self._report = self._report.model_copy(update={"order_id": order.id, "answer": known})
+        self._exchange.publish(self._report)
 
     def read(self, on_event: Callable[[Event], None]) -> None:
         """Receive the order to stop the job, and raise Stopped. Raises EOFError and AgentLost as `next` does."""
         self._receive()
         raise Stopped
 
-    def _receive(self) -> Any:
-        if (message := self._exchange.receive()) is None:
+    def _receive(self) -> Board:
+        _, board = self._exchange.receive(
+            self._seconds, f"rank 0 has not started a job for {_FIRST_SECONDS:.0f} s. Check its output."
+        )
+        assert isinstance(board, Board)
+        self._seconds = None  # its heartbeats are checked
+        if board.has_left and board.state != "done":
             raise EOFError
-        return message
+        return board
 
 
-def rendezvous(launch: Launch, session: str, number: int) -> str:
+def rendezvous(launch: Launch, order: Order) -> str:
     """Return the rendezvous address of an order's job processes: torchrun's store, with a unique prefix."""
-    return f"tcp://{launch.address}:{launch.port}/amp_track/{session}/{number}"
-
-
-def _measured(file: str) -> Checkpoint:
-    with open(file, "rb") as stream:
-        return Checkpoint(size=os.path.getsize(file), sha256=hashlib.file_digest(stream, "sha256").hexdigest())
+    return f"tcp://{launch.address}:{launch.port}/amp_track/{order.id}"
 
 
 def _connector(launch: Launch) -> Callable[[], Store]:
@@ -304,31 +282,33 @@ class DistributedRunner(JobRunner):
             TargetFailed: loading the data of the workload failed.
         """
         with self._joined().working("inspect", job) as (address, others):
-            results = self.in_fresh_processes("inspect", job, [self._rank(address)], self._note, beside=others)
-        indices = [0, *(other.index for other in others)]
-        for index, result in zip(indices, results, strict=True):
+            results = self.in_fresh_processes(
+                "inspect", job, [self._rank(address)], self._note, beside=list(others.values())
+            )
+        by_rank = dict(zip((0, *others), results, strict=True))
+        for index, result in by_rank.items():
             if isinstance(result, JobResult):  # None for ranks that were killed because of it
                 where = f" in process {index} of {self._launch.rank.count}"
                 raise failure(job, result, where if result.status is not JobStatus.TIMED_OUT else "")
-        first, *rest = [inspection_of(job, result) for result in results]
-        for index, other in zip(indices[1:], rest, strict=True):
+        inspections = {index: inspection_of(job, result) for index, result in by_rank.items()}
+        first = inspections[0]
+        for index, other in inspections.items():
             check_alike(index, other, first)
         self._log_notes()
-        return dataclasses.replace(first, free_bytes=min(each.free_bytes for each in (first, *rest)))
+        return dataclasses.replace(first, free_bytes=min(each.free_bytes for each in inspections.values()))
 
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
     ) -> JobResult:
         with self._joined().working(task, job, folder) as (address, others):
-            results = self.in_fresh_processes(task, job, [self._rank(address)], on_event, folder, others)
+            ours = [self._rank(address)]
+            results = self.in_fresh_processes(task, job, ours, on_event, folder, list(others.values()))
         return ranks.merge_job_results([result for result in results if isinstance(result, JobResult | None)])
 
     def _joined(self) -> OtherRanks:
         """Return the commands of the other ranks after all of them have joined."""
         if self._others is None:
-            session = secrets.token_hex(8)
-            exchange = FirstExchange(_connector(self._launch), self._launch.rank, session)
-            others = OtherRanks(self._launch, exchange, session)
+            others = OtherRanks(self._launch, Exchange(_connector(self._launch), self._launch.rank, Board()))
             others.wait_until_joined()
             self._others = others
         return self._others
@@ -350,25 +330,18 @@ def dismiss() -> None:
 def follow(launch: Launch, workload: str) -> None:
     """Run the job processes of one rank until the command of rank 0 ends.
 
-    Args:
-        launch: how torchrun started this command; not rank 0.
-        workload: the file or module of the workload.
-
     Raises:
         SystemExit: the command of rank 0 failed and printed the reason; or its machine was lost or this command failed,
             and this command printed the reason.
     """
-    with interrupts.deferred(owns_process=True), processes.scratch_folder() as checkpoints:
+    with interrupts.deferred(owns_process=True):
         runner = JobRunner(workload, steps_back=True)
         runner.start()
+        exchange = Exchange(_connector(launch), launch.rank, Report(local_index=launch.rank.local_index))
+        orders = Orders(exchange, launch.rank, workload)
         try:
-            orders = Orders(launch, OtherExchange(_connector(launch), launch.rank, checkpoints), workload)
-            while (ordered := orders.next()) is not None:
-                order, address, checkpoint = ordered
-                rank = dataclasses.replace(launch.rank, rendezvous=address)
-                orders.answer(order, _run_order(runner, order, rank, checkpoint, orders))
-                if checkpoint is not None:
-                    Path(checkpoint).unlink()
+            while (order := orders.next()) is not None:
+                orders.answer(order, _run_order(runner, launch, order, orders))
         except EOFError:
             raise SystemExit(AgentLost.exit_code) from None  # rank 0 prints the reason
         except AmpTrackError as error:
@@ -376,15 +349,15 @@ def follow(launch: Launch, workload: str) -> None:
             raise SystemExit(error.exit_code) from None
 
 
-def _run_order(
-    runner: JobRunner, order: Order, rank: Rank, checkpoint: str | None, orders: Orders
-) -> Result | AmpTrackError | None:
+def _run_order(runner: JobRunner, launch: Launch, order: Order, orders: Orders) -> Result | AmpTrackError | None:
     """Return the answer to an order; None if rank 0 stopped it."""
     job = dataclasses.replace(order.job, job_timeout_seconds=None)  # rank 0 enforces the timeout
-    with processes.scratch_folder() if order.folder is not None else nullcontext() as scratch:
-        folder = None
-        if order.folder is not None:
-            folder = dataclasses.replace(order.folder, path=str(scratch), resume_from=checkpoint)
+    rank = dataclasses.replace(launch.rank, rendezvous=rendezvous(launch, order))
+    with processes.scratch_folder() as scratch:
+        folder = order.folder
+        if folder is not None:  # the job process receives the checkpoint from rank 0
+            resume_from = str(Path(scratch, "resumed.pt")) if folder.resume_from is not None else None
+            folder = dataclasses.replace(folder, path=str(scratch), resume_from=resume_from)
         try:
             return runner.in_fresh_processes(order.task, job, [rank], folder=folder, beside=(orders,))[0]
         except Stopped:

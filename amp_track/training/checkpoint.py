@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from amp_track.config.job import JobFolder
 from amp_track.records.errors import BadInput, StoreFailed, lack_of_space
 from amp_track.records.events import CheckpointWritten
+from amp_track.training.process_group import RankGroup
 
 _FORMAT = 2
 _FILES_WAITING = 2
@@ -88,11 +89,19 @@ class Checkpoints:
         self._best: float | None = None
         self._is_checked = False
 
-    def load_resume_state(self) -> dict[str, Any] | None:
-        """Load the state to resume from; None for a new training. Raises BadInput if it cannot be read."""
+    def load_resume_state(self, group: RankGroup) -> dict[str, Any] | None:
+        """Load the state to resume from; None for a new training.
+
+        Raises:
+            BadInput: it cannot be read.
+            StoreFailed: the disk of another machine than that of rank 0 is full.
+        """
         if self._folder is None or self._folder.resume_from is None:
             return None
-        state = load(Path(self._folder.resume_from))
+        file = Path(self._folder.resume_from)
+        with nullcontext() if group.is_first else writing(file):
+            group.copy_file(file)
+        state = load(file)
         self._best = state["best"]
         return state
 

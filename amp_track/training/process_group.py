@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,10 +31,12 @@ from amp_track.training.devices.base import Device
 _FIRST_MESSAGES = 8
 """Enough messages for each of gloo's threads, which take turns, to handle one; the thread then allocates its memory."""
 Value = TypeVar("Value")
-_FLAG, _NUMBERS, _TOTALS = TypeAdapter(bool), TypeAdapter(list[float]), TypeAdapter(StepTotals)
+_FLAG, _SIZE = TypeAdapter(bool), TypeAdapter(int)
+_NUMBERS, _TOTALS = TypeAdapter(list[float]), TypeAdapter(StepTotals)
 JSON: TypeAdapter[Any] = TypeAdapter(Any)
 _MOST_BYTES = 2**28
 """Upper limit of one gathered value, so that a wrong size does not exhaust memory."""
+_CHUNK_BYTES = 2**20
 _RECORDER_SIZE, _RECORDER_SIZE_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """Number of messages that torch's flight recorder keeps, 2,000 by default (FlightRecorder.hpp). The second is older."""
 
@@ -97,6 +100,19 @@ class RankGroup:
         if not self.is_alone:
             for buffer in model.buffers():
                 distributed.broadcast(buffer, src=0)
+
+    def copy_file(self, file: Path) -> None:
+        """Copy rank 0's file to the others under torchrun; the ranks of one command read the same file."""
+        if urlsplit(self.rank.rendezvous).scheme != "tcp":
+            return
+        size = self.gather(file.stat().st_size if self.is_first else 0, _SIZE)[0]
+        with file.open("rb" if self.is_first else "wb") as stream:
+            for start in range(0, size, _CHUNK_BYTES):
+                length = min(_CHUNK_BYTES, size - start)
+                data = bytearray(stream.read(length) if self.is_first else length)
+                distributed.broadcast(torch.frombuffer(data, dtype=torch.uint8), src=0, group=self._host_group)
+                if not self.is_first:
+                    stream.write(data)
 
 
 @contextmanager

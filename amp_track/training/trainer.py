@@ -105,7 +105,7 @@ class Trainer:
                 status=JobStatus.OVER_DATASET,
                 message=f"batch size {self._batch_size}{times} exceeds the {batches.training_samples} training samples",
             )
-        self._resume_state = self._checkpoints.load_resume_state()
+        self._resume_state = self._checkpoints.load_resume_state(self._group)
         if self._resume_state is not None:
             self._started -= self._resume_state["wall_seconds"]
         self._phase = "model"

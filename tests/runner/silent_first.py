@@ -4,7 +4,6 @@ import fcntl
 import os
 import socket
 import struct
-from pathlib import Path
 
 from torch.distributed import TCPStore
 
@@ -12,11 +11,10 @@ from amp_track.config.job import Rank
 from amp_track.config.torchrun import Launch
 from amp_track.records.errors import AgentLost
 from amp_track.runner.distributed import Orders, OtherRanks, _connector
-from amp_track.runner.store_exchange import FirstExchange, OtherExchange
+from amp_track.runner.store_exchange import Board, Exchange, Report
 
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
 """From Linux's sockios.h and if.h."""
-SESSION = "0123456789abcdef"
 
 
 def set_loopback(*, up: bool) -> None:
@@ -34,12 +32,14 @@ def main() -> None:
         Launch(rank=Rank(index=index, count=2), address="127.0.0.1", port=server.port, name="launch")
         for index in (0, 1)
     ]
-    first = FirstExchange(_connector(launches[0]), launches[0].rank, SESSION)
-    other = OtherExchange(_connector(launches[1]), launches[1].rank, Path())
-    OtherRanks(launches[0], first, SESSION).wait_until_joined()
+    first = Exchange(_connector(launches[0]), launches[0].rank, Board())
+    other = Exchange(_connector(launches[1]), launches[1].rank, Report(local_index=0))
+    orders = Orders(other, launches[1].rank, "mine.py")
+    OtherRanks(launches[0], first).wait_until_joined()
+    orders._receive()
     set_loopback(up=False)
     try:
-        Orders(launches[1], other, "mine.py").next()
+        orders.next()
     except (EOFError, AgentLost) as error:
         print(type(error).__name__, error, flush=True)
     os._exit(0)  # both threads wait for the store

@@ -9,7 +9,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,18 +19,17 @@ import pytest
 from support import skip_without_namespaces
 from torch.distributed import PrefixStore, TCPStore
 
-from amp_track.config.job import Job, JobFolder, Rank
+from amp_track.config.job import Job, Rank
 from amp_track.config.torchrun import Launch
 from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, TargetFailed
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import distributed, job_processes, store_exchange
-from amp_track.runner.distributed import Orders, OtherRanks, Stopped
-from amp_track.runner.store_exchange import Exchange, FirstExchange, OtherExchange
-from amp_track.runner.store_messages import Board, Order, Report
+from amp_track.runner.distributed import Orders, OtherRank, OtherRanks, Stopped
+from amp_track.runner.store_exchange import Board, Exchange, Order, Report
 
 FITS = JobResult(status=JobStatus.FITS, train_loss=0.1, eval_loss=float("inf"))
 JOB = Job(workload="mine.py", device="cpu")
-SESSION = "0123456789abcdef"
+ORDER = Order(id="0123456789abcdef", task="run", job=JOB)
 
 
 def launch(index: int, count: int = 3) -> Launch:
@@ -40,8 +39,7 @@ def launch(index: int, count: int = 3) -> Launch:
 class Network:
     """A store like that of torchrun, and the commands that use it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._exchanges: list[Exchange] = []
         self.store = self.client()
@@ -52,19 +50,21 @@ class Network:
         store.set_timeout(datetime.timedelta(seconds=5))
         return PrefixStore("launch", store)
 
-    def first(self, session: str = SESSION, count: int = 3) -> OtherRanks:
-        self._exchanges.append(FirstExchange(self.client, launch(0, count).rank, session))
-        return OtherRanks(launch(0, count), self._exchanges[-1], session)
+    def first(self, count: int = 3) -> OtherRanks:
+        self._exchanges.append(Exchange(self.client, launch(0, count).rank, Board()))
+        return OtherRanks(launch(0, count), self._exchanges[-1])
 
     def other(self, index: int, count: int = 3) -> Orders:
-        folder = self._folder / str(index)
-        folder.mkdir()
-        self._exchanges.append(OtherExchange(self.client, launch(index, count).rank, folder))
-        return Orders(launch(index, count), self._exchanges[-1], JOB.workload)
+        rank = launch(index, count).rank
+        self._exchanges.append(Exchange(self.client, rank, Report(local_index=rank.local_index)))
+        return Orders(self._exchanges[-1], rank, JOB.workload)
 
-    def forge(self, rank: int, value: str | bytes) -> None:
-        """Write a message as any process that reaches the store can."""
-        self.store.set(f"rank/{rank}", value)  # type: ignore[arg-type]
+    def forge(self, rank: int, *values: str | bytes) -> None:
+        """Write messages as any process that reaches the store can."""
+        for beat, value in enumerate(values):
+            data = value.encode() if isinstance(value, str) else value
+            self.store.set(f"rank/{rank}", f"{beat} ".encode() + data)  # type: ignore[arg-type]
+            time.sleep(0.2)
 
     def close(self) -> None:
         for exchange in self._exchanges:
@@ -73,10 +73,10 @@ class Network:
 
 
 @pytest.fixture
-def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     monkeypatch.setattr(store_exchange, "_BEAT_SECONDS", 0.05)
     monkeypatch.setattr(distributed, "_SIGNAL_SECONDS", 0.0)
-    network = Network(tmp_path)
+    network = Network()
     yield network
     network.close()
 
@@ -91,19 +91,18 @@ def joined(network: Network) -> tuple[OtherRanks, list[Orders]]:
 
 
 def ordered(orders: Orders) -> Order:
-    received = orders.next()
-    assert received is not None
-    return received[0]
+    order = orders.next()
+    assert order is not None
+    return order
 
 
-def listen(asked: object) -> list[job_processes.Result | None]:
-    assert isinstance(asked, list)
-    job_processes.listen(asked, lambda event: None, math.inf)
-    return [rank.result for rank in asked]
+def listen(asked: Mapping[int, OtherRank], *indices: int) -> list[job_processes.Result | None]:
+    waited_for = [rank for index, rank in asked.items() if index in (indices or asked)]
+    job_processes.listen(waited_for, lambda event: None, math.inf)
+    return [rank.result for rank in waited_for]
 
 
-def in_thread(act: object) -> Future[object]:
-    assert callable(act)
+def in_thread(act: Callable[[], object]) -> Future[object]:
     return ThreadPoolExecutor().submit(act)
 
 
@@ -113,52 +112,15 @@ def test_a_job_is_ordered_from_all_and_each_answers(joined: tuple[OtherRanks, li
     for seed in (1, 2):
         with first.working("run", replace(JOB, seed=seed)) as (place, asked):
             for index, each in enumerate(others, start=1):
-                received = each.next()
-                assert received is not None
-                assert (received[0].job, received[1]) == (replace(JOB, seed=seed), place)
-                each.answer(received[0], replace(FITS, message=f"rank {index}"))
+                order = ordered(each)
+                assert order.job == replace(JOB, seed=seed)
+                assert distributed.rendezvous(launch(index), order) == place
+                each.answer(order, replace(FITS, message=f"rank {index}"))
             assert listen(asked) == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
         rendezvous.add(place)
     assert len(rendezvous) == 2, "each job has a separate rendezvous"
     first.dismiss()
     assert [each.next() for each in others] == [None, None]
-
-
-def test_a_checkpoint_arrives_whole_and_leaves_the_store(
-    joined: tuple[OtherRanks, list[Orders]], network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_exchange, "CHUNK_BYTES", 1000)
-    first, others = joined
-    checkpoint = tmp_path / "c.pt"
-    checkpoint.write_bytes(bytes(range(256)) * 100 + b"the rest")
-    keys = network.store.num_keys()
-    with first.working("run", JOB, JobFolder(path="p", resume_from=str(checkpoint), keep_weights=True)) as (_, asked):
-        for each in others:
-            received = each.next()
-            assert received is not None
-            order, _, file = received
-            assert order.folder is not None
-            assert order.folder.keep_weights
-            assert file is not None
-            assert Path(file).read_bytes() == checkpoint.read_bytes()
-            each.answer(order, FITS)
-        listen(asked)
-    deadline = time.monotonic() + 10
-    while network.store.num_keys() > keys:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_a_checkpoint_that_changes_on_its_way_is_rejected(network: Network) -> None:
-    other = network.other(1)
-    forged = json.loads(Board(session=SESSION, order=Order(number=1, task="run", job=JOB)).model_dump_json())
-    forged["order"]["checkpoint"] = {"size": 5, "sha256": "0" * 64}
-    network.store.set(f"{SESSION}/chunk/1/0", b"other")  # type: ignore[arg-type]
-    for beat in (1, 2):
-        network.forge(0, json.dumps(forged | {"beat": beat}))
-        time.sleep(0.2)
-    with pytest.raises(AgentLost, match="damaged"):
-        other.next()
 
 
 def test_what_still_runs_at_the_end_of_a_job_is_stopped(joined: tuple[OtherRanks, list[Orders]]) -> None:
@@ -173,13 +135,21 @@ def test_what_still_runs_at_the_end_of_a_job_is_stopped(joined: tuple[OtherRanks
     other = in_thread(stopped)
     with first.working("run", JOB) as (_, asked):
         one.answer(ordered(one), replace(FITS, status=JobStatus.OOM))
-        listen(list(asked[:1]))
+        listen(asked, 1)
     other.result(10)
-    assert [rank.result is None for rank in asked] == [False, True]
+    assert [rank.result is None for rank in asked.values()] == [False, True]
     with first.working("run", JOB) as (_, asked):  # the late order to stop has no effect
         for each in (one, two):
             each.answer(ordered(each), FITS)
         assert listen(asked) == [FITS, FITS]
+
+
+def test_an_order_that_is_stopped_before_it_is_seen_is_answered(network: Network) -> None:
+    other = network.other(1)
+    time.sleep(0.2)
+    network.forge(0, *(Board(order=ORDER, state=state).model_dump_json() for state in ("stop", "done")))  # type: ignore[arg-type]
+    assert other.next() is None
+    assert (other._report.order_id, other._report.answer) == (ORDER.id, None)
 
 
 def test_after_a_failed_job_there_are_no_more(joined: tuple[OtherRanks, list[Orders]]) -> None:
@@ -215,7 +185,7 @@ def test_an_error_elsewhere_is_raised_here(joined: tuple[OtherRanks, list[Orders
 def test_an_inspection_is_asked_of_one_rank_of_each_machine(joined: tuple[OtherRanks, list[Orders]]) -> None:
     first, (_, two) = joined
     with first.working("inspect", JOB) as (_, asked):
-        assert [rank.index for rank in asked] == [2]
+        assert list(asked) == [2]
         two.answer(ordered(two), FITS)
         listen(asked)
 
@@ -232,9 +202,8 @@ def test_a_lost_command_is_noticed_while_a_job_runs(joined: tuple[OtherRanks, li
 
     with pytest.raises(AgentLost, match="rank 2: its command has ended"):
         run()
-    with pytest.raises(EOFError) as ended:
+    with pytest.raises(EOFError):  # rank 0 prints the reason
         one.next()
-    assert not isinstance(ended.value, AgentLost), "rank 0 prints the reason"
 
 
 def test_a_rank_whose_counter_stands_still_is_lost(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +215,7 @@ def test_a_rank_whose_counter_stands_still_is_lost(network: Network, monkeypatch
     def run() -> None:
         with first.working("run", JOB) as (_, asked):
             ordered(other)
-            monkeypatch.setattr(OtherExchange, "_beat", lambda self: None)
+            monkeypatch.setattr(other._exchange, "_write", lambda: None)
             listen(asked)
 
     with pytest.raises(AgentLost, match="rank 1: its machine has not answered"):
@@ -256,41 +225,28 @@ def test_a_rank_whose_counter_stands_still_is_lost(network: Network, monkeypatch
 def test_a_rank_0_whose_counter_stands_still_is_lost(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_exchange, "SILENT_SECONDS", 0.3)
     other = network.other(1)
-    for beat in (1, 2):
-        network.forge(0, Board(session=SESSION, beat=beat).model_dump_json())
-        time.sleep(0.2)
+    network.forge(0, *[Board().model_dump_json()] * 2)
     with pytest.raises(AgentLost, match="machine of rank 0, which has torchrun's store, has not answered"):
         other.next()
 
 
 def test_a_new_start_in_the_same_store_does_not_meet_the_old_one(network: Network) -> None:
     """torchrun restarts all commands if one is lost; a killed one leaves its last message."""
-    old = Order(number=7, task="run", job=JOB)
-    network.forge(0, Board(session="a" * 16, order=old).model_dump_json())
-    network.forge(1, Report(session="a" * 16, local_index=0, number=1, job_result=FITS).model_dump_json())
-    early = network.other(1, count=2)
+    network.forge(0, Board(order=ORDER).model_dump_json())
+    network.forge(1, Report(local_index=0, order_id=ORDER.id, answer=FITS).model_dump_json())
+    network.forge(2, Report(local_index=0, order_id=ORDER.id, answer=FITS, has_left=True).model_dump_json())
+    early = network.other(1)
     time.sleep(0.2)
-    new = network.first("b" * 16, count=2)
+    new = network.first()
+    new.receive()
+    late = network.other(2)
     new.wait_until_joined()
     with new.working("run", JOB) as (place, asked):
-        received = early.next()
-        assert received is not None
-        assert received[1] == place
-        early.answer(received[0], replace(FITS, message="new"))
-        assert listen(asked) == [replace(FITS, message="new")]
-
-
-def test_ranks_join_in_any_order(network: Network) -> None:
-    stale = Report(session="a" * 16, local_index=0).model_dump_json()
-    network.forge(1, stale)
-    first, late = network.first(), network.other(2)
-    first.receive()
-    early = network.other(1)
-    first.wait_until_joined()
-    with first.working("run", JOB) as (_, asked):
         for index, each in ((1, early), (2, late)):
-            each.answer(ordered(each), replace(FITS, message=f"rank {index}"))
-        assert [(rank.index, rank.local_index) for rank in asked] == [(1, 1), (2, 0)]
+            order = ordered(each)
+            assert distributed.rendezvous(launch(index), order) == place
+            each.answer(order, replace(FITS, message=f"rank {index}"))
+        assert [(index, rank.local_index) for index, rank in asked.items()] == [(1, 1), (2, 0)]
         assert listen(asked) == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
 
 
@@ -299,19 +255,17 @@ def test_ranks_join_in_any_order(network: Network) -> None:
     [
         {"task": "dtypes"},
         {"task": "__import__('os').abort()"},
-        {"number": 0},
-        {"number": "1"},
+        {"id": "../x"},
+        {"id": 1},
         {"job": {"workload": 1}},
         {"job": {"device": "cpu; other"}},
         {"job": {"precision": "fp8"}},
         {"job": {"batch_size": "8"}},
-        {"checkpoint": {"size": -1, "sha256": "0" * 64}},
-        {"checkpoint": {"size": 1, "sha256": "../x"}},
     ],
 )
-def test_an_order_that_is_none_is_rejected(network: Network, change: dict[str, object]) -> None:
-    order = json.loads(Order(number=1, task="run", job=JOB).model_dump_json())
-    check_rejected(network, json.dumps({"session": SESSION, "order": order | change}))
+def test_an_order_that_is_none_is_rejected(change: dict[str, object]) -> None:
+    with pytest.raises(AgentLost, match="rank 0: its message in torchrun's store is damaged"):
+        Board.from_json(json.dumps({"order": json.loads(ORDER.model_dump_json()) | change}).encode(), 0)
 
 
 class Exploit:
@@ -324,36 +278,37 @@ class Exploit:
         return Path.touch, (self.file,)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[" * 10_000, b"null", b'{"session": "a"}', b"\xff"])
-def test_a_board_that_is_none_is_rejected(network: Network, data: bytes) -> None:
-    check_rejected(network, data)
+@pytest.mark.parametrize("data", [b"", b"{", b"[" * 10_000, b"null", b'{"state": "a"}', b"\xff"])
+def test_a_message_that_is_none_is_rejected(data: bytes) -> None:
+    for model in (Board, Report):
+        with pytest.raises(AgentLost, match="rank 0: its message in torchrun's store is damaged"):
+            model.from_json(data, 0)
 
 
 def test_a_pickle_in_the_store_is_not_unpickled(network: Network, tmp_path: Path) -> None:
     data = pickle.dumps(Exploit(tmp_path / "ran"))
-    check_rejected(network, data)
-    network.forge(1, data)
-    with pytest.raises(AgentLost, match="rank 1: its message in torchrun's store is damaged"):
-        network.first(count=2).wait_until_joined()
+    other = network.other(1)
+    time.sleep(0.2)
+    network.forge(0, data)
+    with pytest.raises(AgentLost, match="rank 0: its message in torchrun's store is damaged"):
+        other.next()
+    first = network.first()
+    time.sleep(0.2)
+    network.forge(2, data)
+    with pytest.raises(AgentLost, match="rank 2: its message in torchrun's store is damaged"):
+        first.wait_until_joined()
     assert not (tmp_path / "ran").exists()
 
 
-def check_rejected(network: Network, board: str | bytes) -> None:
-    network.forge(0, board)
-    with pytest.raises(AgentLost, match="rank 0: its message in torchrun's store is damaged"):
-        network.other(1).next()
-
-
-@pytest.mark.parametrize("change", [{"number": -1}, {"job_result": {"status": "won"}}, {"session": "../x"}])
-def test_an_answer_that_is_none_is_rejected(network: Network, change: dict[str, object]) -> None:
-    network.forge(1, json.dumps({"session": SESSION, "local_index": 1} | change))
+@pytest.mark.parametrize("change", [{"local_index": -1}, {"answer": {"status": "won"}}, {"answer": {"kind": 1}}])
+def test_an_answer_that_is_none_is_rejected(change: dict[str, object]) -> None:
     with pytest.raises(AgentLost, match="rank 1: its message in torchrun's store is damaged"):
-        network.first(count=2).wait_until_joined()
+        Report.from_json(json.dumps({"local_index": 1} | change).encode(), 1)
 
 
 def test_no_order_makes_a_rank_run_another_file(joined: tuple[OtherRanks, list[Orders]]) -> None:
-    first, (one, two) = joined
-    running = [in_thread(each.next) for each in (one, two)]
+    first, others = joined
+    running = [in_thread(each.next) for each in others]
 
     def run() -> None:
         with first.working("run", replace(JOB, workload="other.py")) as (_, asked):
@@ -367,11 +322,9 @@ def test_no_order_makes_a_rank_run_another_file(joined: tuple[OtherRanks, list[O
 
 
 def test_texts_of_other_machines_steer_no_terminal() -> None:
-    report = Report(session=SESSION, local_index=0, job_result=replace(FITS, message="\x1b]0;title\x07 é"))
+    report = Report(local_index=0, answer=replace(FITS, message="\x1b]0;title\x07 é"))
     read = Report.from_json(report.model_dump_json().encode(), 1)
-    assert read.job_result is not None
-    assert read.job_result.message == "\\x1b]0;title\\x07 é"
-    assert read.job_result.eval_loss == float("inf")
+    assert read.answer == replace(FITS, message="\\x1b]0;title\\x07 é")
 
 
 def test_nothing_listens_whatever_torchruns_address(network: Network) -> None:

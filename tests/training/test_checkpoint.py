@@ -3,10 +3,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from amp_track.config.job import JobFolder
+from amp_track.config.job import ALONE, JobFolder
 from amp_track.records.errors import BadInput
 from amp_track.records.events import CheckpointWritten
 from amp_track.training import checkpoint
+from amp_track.training.process_group import RankGroup
 
 
 def test_what_is_saved_is_loaded(clean_folder: Path) -> None:
@@ -88,7 +89,7 @@ def test_the_best_so_far_is_remembered_over_a_resume(clean_folder: Path) -> None
     second = checkpoint.Checkpoints(
         1, JobFolder(path=str(clean_folder), resume_from=kept[0].file), higher_is_better=True, send=tracking
     )
-    assert second.load_resume_state() is not None
+    assert second.load_resume_state(RankGroup(ALONE)) is not None
     second.after_epoch(2, dict, metric=0.8, is_over=False)
     second.after_epoch(3, dict, metric=float("nan"), is_over=False)
     assert tracking.sent == []
