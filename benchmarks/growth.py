@@ -36,7 +36,8 @@ from rich.table import Table
 
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
-from amp_track.runner.runner import REQUIRED_MODULES, JobRunner
+from amp_track.runner.fork_server import REQUIRED_MODULES
+from amp_track.runner.runner import JobRunner
 from benchmarks import processes, provenance
 
 DIGITS = str(processes.ROOT / "experiments" / "digits.py")

@@ -22,19 +22,13 @@ _OF_TORCHRUN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The rank of this command among those that torchrun has started.
-
-    Args:
-        rank: the rank of this command and of its job process.
-        address: the host of torchrun's store.
-        port: the port of that store.
-        name: the prefix of this launch's keys in that store.
-    """
+    """The rank of this command among those that torchrun has started, and the address of torchrun's store."""
 
     rank: Rank
     address: str
     port: int
     name: str
+    """The prefix of this launch's keys in the store."""
 
     @property
     def is_first(self) -> bool:
@@ -47,9 +41,7 @@ def launch() -> Launch | None:
     """Return the launch of this process by torchrun and delete torchrun's variables; None without torchrun.
 
     Job processes set RANK and WORLD_SIZE themselves, and code that finds torchrun's variables would join its store.
-
-    Raises:
-        BadInput: as `read`.
+    Raises BadInput as `read` does.
     """
     try:
         return read(os.environ)
@@ -77,25 +69,21 @@ def says_errors() -> bool:
 def read(environment: Mapping[str, str]) -> Launch | None:
     """Return the launch that an environment describes; None without torchrun or for a single process.
 
-    Raises:
-        BadInput: torchrun shares no store, or its variables are incomplete or invalid.
+    Raises BadInput if torchrun shares no store, or its variables are incomplete or invalid.
     """
     if _RUN_ID not in environment:
         return None
     try:
-        rank = Rank(
-            index=int(environment["RANK"]),
-            count=int(environment["WORLD_SIZE"]),
-            local_index=int(environment["LOCAL_RANK"]),
-            local_count=int(environment["LOCAL_WORLD_SIZE"]),
+        index, count, local_index, local_count, port = (
+            int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
         )
-        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        address = environment["MASTER_ADDR"]
     except (KeyError, ValueError) as error:
         raise BadInput(
             f"{_RUN_ID} is set, but another variable of torchrun is missing or invalid ({error}). Start the command by "
             f"torchrun, or unset {_RUN_ID}."
         ) from None
-    if rank.count == 1:
+    if count == 1:
         return None
     if environment.get(_AGENT_STORE) != "True":
         raise BadInput(
@@ -107,4 +95,5 @@ def read(environment: Mapping[str, str]) -> Launch | None:
             f"torchrun gives {address} as the address of rank 0, but a host name or an IPv4 address is required. Set "
             "torchrun's --local-addr."
         )
+    rank = Rank(index=index, count=count, local_index=local_index, local_count=local_count)
     return Launch(rank=rank, address=address, port=port, name=f"amp_track/{environment[_RUN_ID]}")

@@ -45,10 +45,7 @@ _KERNEL_FAILURES = (
 def job_result_of_death(child: job_processes.Child, oom_kills: int, wall_seconds: float) -> JobResult:
     """Return the result of a process that died, or that can no longer report its result.
 
-    Args:
-        child: the process.
-        oom_kills: the number of processes of this control group that the kernel killed for memory during the job.
-        wall_seconds: the duration of the job.
+    `oom_kills` processes of this control group were killed by the kernel for memory during the job.
     """
     status, killed_by, exit_code = JobStatus.CRASHED, "", child.exit_code
     if child.has_lost_its_server:
@@ -74,25 +71,18 @@ def oom_if_its_loader_was_killed(result: job_processes.Result | None, oom_kills:
 
     The job itself reports only an error of the DataLoader.
     """
-    if (
-        oom_kills
-        and isinstance(result, JobResult)
-        and result.message.startswith("RuntimeError: DataLoader worker (pid")
-    ):
-        message = f"killed by the kernel for memory: {result.message}"
-        return dataclasses.replace(result, status=JobStatus.OOM, message=message)
-    return result
+    is_of_loader = isinstance(result, JobResult) and result.message.startswith("RuntimeError: DataLoader worker (pid")
+    if not oom_kills or not is_of_loader:
+        return result
+    assert isinstance(result, JobResult)
+    message = f"killed by the kernel for memory: {result.message}"
+    return dataclasses.replace(result, status=JobStatus.OOM, message=message)
 
 
 def second_opinion(job: Job, crash: JobResult, measure: Callable[[Job], JobResult]) -> JobResult:
-    """Return the result, with a better status if it is a crash that the device may have caused.
+    """Return the result of a resolved job, with a better status if it is a crash that the device may have caused.
 
-    An exception of the workload, its exit and a SIGKILL keep their status.
-
-    Args:
-        job: the resolved job.
-        crash: its result.
-        measure: runs a short job without a limit.
+    An exception of the workload, its exit and a SIGKILL keep their status. `measure` runs a short job without a limit.
     """
     is_kernel_failure = _is_kernel_failure(crash)
     if crash.status is not JobStatus.CRASHED or not (is_kernel_failure or crash.signal in _SIGNALS):

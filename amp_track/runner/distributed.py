@@ -282,9 +282,8 @@ class DistributedRunner(JobRunner):
             TargetFailed: loading the data of the workload failed.
         """
         with self._joined().working("inspect", job) as (address, others):
-            results = self.in_fresh_processes(
-                "inspect", job, [self._rank(address)], self._note, beside=list(others.values())
-            )
+            ours = [self._rank(address)]
+            results = self.in_fresh_processes("inspect", job, ours, self._keep_note, beside=list(others.values()))
         by_rank = dict(zip((0, *others), results, strict=True))
         for index, result in by_rank.items():
             if isinstance(result, JobResult):  # None for ranks that were killed because of it
@@ -294,7 +293,7 @@ class DistributedRunner(JobRunner):
         first = inspections[0]
         for index, other in inspections.items():
             check_alike(index, other, first)
-        self._log_notes()
+        self._log_note()
         return dataclasses.replace(first, free_bytes=min(each.free_bytes for each in inspections.values()))
 
     def _run_all_ranks(

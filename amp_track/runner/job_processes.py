@@ -8,9 +8,9 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from amp_track.config.inspection import Inspection
@@ -19,7 +19,8 @@ from amp_track.records.errors import AmpTrackError
 from amp_track.records.events import Event
 from amp_track.records.plan import Forecasts, PlanReport
 from amp_track.records.result import JobResult
-from amp_track.runner import fork_server, ranks
+from amp_track.runner import fork_server, process_setup, ranks
+from amp_track.runner.leading_imports import LeadingImports
 from amp_track.workers import interrupts, liveness
 
 _TRACKING_NICENESS = 10
@@ -96,13 +97,12 @@ class Child(Source):
                 wait([self.process.sentinel], _EXIT_SECONDS)  # the pipe closes a moment before the process ends
             self.has_died = True
             return
-        match message:
-            case JobResult() | Inspection() | DtypesReport() | PlanReport() | Forecasts():
-                self.result = message
-            case AmpTrackError():
-                raise message
-            case _:
-                on_event(message)
+        if isinstance(message, Result):
+            self.result = message
+        elif isinstance(message, AmpTrackError):
+            raise message
+        else:
+            on_event(message)
 
 
 def _is_running(process: ForkServerProcess) -> bool:
@@ -112,44 +112,34 @@ def _is_running(process: ForkServerProcess) -> bool:
 
 
 @contextlib.contextmanager
-def started(
-    context: ForkServerContext,
-    target: Callable[..., None],
-    *arguments: Any,
-    environment: Mapping[str, str],
-    import_seconds: float | None = None,
-    steps_back: bool = False,
-) -> Iterator[Child]:
-    """Start a process that calls `target` with the arguments and its end of a pipe. Kill it at the end of the block.
+def started(imports: LeadingImports, *arguments: Any, steps_back: bool = False) -> Iterator[Child]:
+    """Start a process with the arguments of `process_setup.main`, and kill it at the end of the block.
 
     Its children are killed with it, unless they have left its process group.
 
     Args:
-        context: of multiprocessing.
-        target: a module-level function, which the process imports.
+        imports: of the fork server.
         *arguments: pickled.
-        environment: of the fork server if it does not run yet; see `fork_server.start`.
-        import_seconds: the time limit for the imports of the fork server; None for no limit.
         steps_back: lower the priority of this process, which cannot be undone.
     """
-    with fork_server.held(environment):  # before the priority is lowered, which the fork server would inherit
-        if steps_back:
-            _lower_own_priority()
-        connection, childs_end = context.Pipe(duplex=False)
-        process = context.Process(target=target, args=(*arguments, childs_end))
-        try:  # includes the start: after Ctrl-C, multiprocessing waits at exit for a child that runs
-            fork_server.start_process(process, environment, import_seconds)
-            childs_end.close()  # so that the pipe closes when the child dies
-            child = Child(process, connection)
-            yield child
-            if child.is_over:
-                with interrupts.waiting():
-                    process.join(_REPORTED_EXIT_SECONDS)
-        finally:
-            _kill(process)
-            connection.close()
-            childs_end.close()
-            process.close()
+    fork_server.start(imports)  # before the priority is lowered, which the fork server would inherit
+    if steps_back:
+        _lower_own_priority()
+    connection, childs_end = fork_server.CONTEXT.Pipe(duplex=False)
+    process = fork_server.CONTEXT.Process(target=process_setup.main, args=(*arguments, childs_end))
+    try:  # includes the start: after Ctrl-C, multiprocessing waits at exit for a child that runs
+        fork_server.start_process(process, imports)
+        childs_end.close()  # so that the pipe closes when the child dies
+        child = Child(process, connection)
+        yield child
+        if child.is_over:
+            with interrupts.waiting():
+                process.join(_REPORTED_EXIT_SECONDS)
+    finally:
+        _kill(process)
+        connection.close()
+        childs_end.close()
+        process.close()
 
 
 def _kill(process: ForkServerProcess) -> None:
@@ -162,11 +152,7 @@ def _kill(process: ForkServerProcess) -> None:
     process.kill()  # it may not lead its group yet
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS denies it for a group of zombies
         os.killpg(process.pid, signal.SIGKILL)
-    while True:
-        process.join(_EXIT_SECONDS)  # freeing much memory takes a while
-        if process.exitcode is not None:
-            break
-        fork_server.kill_if_stopped()  # the fork server reports the exit code
+    process.join()
     while _is_running(process):  # a killed fork server reports an exit code too early
         time.sleep(_GONE_SECONDS)
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-_REQUIRED = ("torch", "numpy", "amp_track")
+_REQUIRED = {"torch", "numpy", "amp_track"}
 """Packages that are loaded after `import torch`, and amp_track."""
 _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
+_Import = ast.Import | ast.ImportFrom
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,7 @@ class LeadingImports:
 
 
 def leading_imports(workload: str) -> LeadingImports:
-    """Return the import statements before any other statement in a workload file, or in the packages of its module.
-
-    Args:
-        workload: `train.py`, or `package.module:Class`.
-    """
+    """Return the import statements before any other statement in a workload file, or in the packages of its module."""
     module, colon, _ = workload.partition(":")
     here = os.getcwd()
     path = sorted(sys.path, key=lambda folder: folder in ("", here))  # a stable sort: only the working folder moves
@@ -53,43 +50,37 @@ def leading_imports(workload: str) -> LeadingImports:
     statements: list[str] = []
     for file in files:
         for node in _top_level(file):
-            if not isinstance(node, ast.Import | ast.ImportFrom) or not _is_installed(node, path):
+            if not isinstance(node, _Import) or not _is_installed(node, path):
                 contained = all(_imports_only(each, statements) for each in files)
                 return LeadingImports(tuple(statements), f"{file}, line {node.lineno}", contained)
-            if not sys.stdlib_module_names.issuperset(_imported_packages(node)):
+            if not sys.stdlib_module_names >= _packages(node):
                 statements.append(ast.unparse(node))
     return LeadingImports((*statements, "import torch"), is_self_contained=True)  # no statement precedes the imports
 
 
 def is_of_required_package(statement: str) -> bool:
     """Return whether a statement imports only from packages that every job needs."""
-    return all(name in _REQUIRED for name in _imported_packages(_parsed(statement)))
+    return _packages(_parsed(statement)) <= _REQUIRED
 
 
-def may_share_server(running: Sequence[str], wanted: Sequence[str], *, is_self_contained: bool = False) -> bool:
-    """Return whether a fork server may serve a workload with other leading imports.
+def may_share_server(running: Sequence[str], wanted: LeadingImports) -> bool:
+    """Return whether a fork server that has run some statements may serve a workload with other leading imports.
 
     It may if both import torch, and the server has imported nothing else that the workload may import later.
-
-    Args:
-        running: the statements of the server.
-        wanted: the statements of the workload.
-        is_self_contained: as in `LeadingImports`, for the workload.
     """
-    if list(running) == list(wanted):
+    if tuple(running) == wanted.statements:
         return True
     others = {statement for statement in running if not is_of_required_package(statement)}
-    if not is_self_contained and not others <= set(wanted):
+    if not wanted.is_self_contained and not others <= set(wanted.statements):
         return False
-    return any(map(_imports_torch, running)) and any(map(_imports_torch, wanted))
+    return any(map(_imports_torch, running)) and any(map(_imports_torch, wanted.statements))
 
 
 def _imports_only(file: str, statements: Sequence[str]) -> bool:
     """Return whether all imports of a file, including its functions, are of required packages or in `statements`."""
-    nodes = [node for node in ast.walk(_parsed_file(file)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    ahead = map(_parsed, statements)
-    imported, allowed = ({name for node in each for name in _imported_packages(node)} for each in (nodes, ahead))
-    return imported <= sys.stdlib_module_names | {*_REQUIRED} | allowed
+    imported = {name for node in ast.walk(_parsed_file(file)) if isinstance(node, _Import) for name in _packages(node)}
+    allowed = {name for statement in statements for name in _packages(_parsed(statement))}
+    return imported <= sys.stdlib_module_names | _REQUIRED | allowed
 
 
 def _imports_torch(statement: str) -> bool:
@@ -97,12 +88,12 @@ def _imports_torch(statement: str) -> bool:
     node = _parsed(statement)
     if isinstance(node, ast.ImportFrom) and node.module == "amp_track":
         return "Workload" in [alias.name for alias in node.names]
-    return "torch" in _imported_packages(node)
+    return "torch" in _packages(node)
 
 
-def _parsed(statement: str) -> ast.Import | ast.ImportFrom:
+def _parsed(statement: str) -> _Import:
     (node,) = ast.parse(statement).body
-    assert isinstance(node, ast.Import | ast.ImportFrom)
+    assert isinstance(node, _Import)
     return node
 
 
@@ -147,18 +138,16 @@ def _is_literal(value: ast.expr) -> bool:
     return False
 
 
-def _imported_packages(node: ast.Import | ast.ImportFrom) -> list[str]:
+def _packages(node: _Import) -> set[str]:
     """Return the top-level packages of an import statement; "" for a relative one."""
     if isinstance(node, ast.ImportFrom):
-        return ["" if node.level else (node.module or "").partition(".")[0]]
-    return [alias.name.partition(".")[0] for alias in node.names]
+        return {"" if node.level else (node.module or "").partition(".")[0]}
+    return {alias.name.partition(".")[0] for alias in node.names}
 
 
-def _is_installed(node: ast.Import | ast.ImportFrom, path: Sequence[str]) -> bool:
+def _is_installed(node: _Import, path: Sequence[str]) -> bool:
     """Return whether a statement imports only the standard library and installed packages, not code of the user."""
-    for name in _imported_packages(node):
-        if name in sys.stdlib_module_names or name in _REQUIRED:
-            continue
+    for name in _packages(node) - sys.stdlib_module_names - _REQUIRED:
         try:
             spec = PathFinder.find_spec(name, path) if name else None
         except (ImportError, ValueError):

@@ -7,18 +7,14 @@ forked from one with a CUDA context cannot use CUDA.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import importlib
 import os
-import shutil
 import signal
 import sys
-import time
 import traceback
-from collections.abc import Iterator
 
-from amp_track.runner import fork_server, runner
+from amp_track.runner import fork_server
 from amp_track.training.devices import heap
 
 failure = ""
@@ -28,9 +24,6 @@ It is stored and not raised because the fork server ignores an ImportError. Each
 """
 is_left_to_jobs = False
 """True if each job imports torch, because its workload runs other statements before it imports torch."""
-
-_SECONDS_TO_DIE = 0.5
-_CHECK_SECONDS = 0.2
 
 
 def _look_here_last() -> None:
@@ -51,60 +44,12 @@ def _look_here_last() -> None:
     sys.path.sort(key=lambda folder: folder in here)  # stable: the order of the others stays
 
 
-def _starter() -> tuple[int, str]:
-    """Return the id of the process that started this server, and the folder of its socket."""
-    number, _, sockets = os.environ[fork_server.SOCKETS_VARIABLE].partition(" ")
-    return int(number), sockets
-
-
-def _leave(server: int) -> None:
-    """Exit immediately after the last job: the normal shutdown of torch is slow and prints complaints to stderr.
-
-    If the command was killed, delete the folder of this server's socket.
-
-    Args:
-        server: the id of the process that registered this function; a job process forked from it may call it too.
-    """
-    if os.getpid() != server:
-        os._exit(0)
-    starter, _ = _starter()
-    deadline = time.monotonic() + _SECONDS_TO_DIE
-    while os.getppid() == starter and time.monotonic() < deadline:  # its pipe closes a moment before it ends
-        time.sleep(0.01)
-    _leave_orphaned()
-    os._exit(0)
-
-
-def _leave_orphaned(*_: object) -> None:
-    """End this server and delete the folder of its socket if the command that started it has ended."""
-    starter, sockets = _starter()
-    if os.getppid() != starter:
-        shutil.rmtree(sockets, ignore_errors=True)
-        os._exit(0)
-
-
-@contextlib.contextmanager
-def _ending_with_command() -> Iterator[None]:
-    """End this server soon after its command within the block, where it does not yet listen: an import may hang."""
-    if fork_server.SOCKETS_VARIABLE not in os.environ:  # a job process of a server that amp_track did not start
-        yield
-        return
-    signal.signal(signal.SIGALRM, _leave_orphaned)
-    signal.siginterrupt(signal.SIGALRM, False)
-    signal.setitimer(signal.ITIMER_REAL, _CHECK_SECONDS, _CHECK_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
 def import_required() -> str:
     """Import the modules that every job needs. Return the traceback if that fails, else ""."""
     was_enabled = gc.isenabled()  # a workload imported earlier may have disabled it
     gc.disable()  # saves a quarter of the import time; the imports leave little garbage, which is collected below
     try:
-        for name in runner.REQUIRED_MODULES:
+        for name in fork_server.REQUIRED_MODULES:
             importlib.import_module(name)
     except Exception:
         return traceback.format_exc()
@@ -115,8 +60,7 @@ def import_required() -> str:
     return ""
 
 
-def _run_imports() -> None:
-    """Run the leading import statements of the workload."""
+def _run_leading_imports() -> None:
     for statement in os.environ.get(fork_server.PRELOAD_VARIABLE, "").splitlines():
         try:
             exec(statement, {})
@@ -131,17 +75,16 @@ def _preload() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # it was blocked while Python started
     _look_here_last()
-    with _ending_with_command():
-        gc.disable()
-        try:
-            heap.keep_to_one_arena()  # before libraries of torch start threads
-            _run_imports()
-        finally:
-            gc.enable()
-        is_left_to_jobs = "torch" not in sys.modules
-        if not is_left_to_jobs:
-            failure = import_required()
-    atexit.register(_leave, os.getpid())
+    gc.disable()
+    try:
+        heap.keep_to_one_arena()  # before libraries of torch start threads
+        _run_leading_imports()
+    finally:
+        gc.enable()
+    is_left_to_jobs = "torch" not in sys.modules
+    if not is_left_to_jobs:
+        failure = import_required()
+    atexit.register(os._exit, 0)  # the normal shutdown of torch is slow and prints complaints to stderr
 
 
 _preload()

@@ -8,57 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import importlib
 import logging
 import math
-import multiprocessing
-import multiprocessing.util
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
-from typing import Any, assert_never
 
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import ALONE, Job, JobFolder, Rank, ranks_of_one_machine
 from amp_track.records.dtypes import DtypesReport
-from amp_track.records.errors import AmpTrackError, TargetFailed
+from amp_track.records.errors import TargetFailed
 from amp_track.records.events import Event, Noted
 from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.runner import crash_diagnosis, fork_server, job_processes, leading_imports, process_setup, ranks
-from amp_track.runner.process_setup import Sender
-from amp_track.targets import source
+from amp_track.runner import crash_diagnosis, fork_server, job_processes, leading_imports, ranks
+from amp_track.runner.process_setup import CudaTouched, Task
 from amp_track.training.devices import cgroup
 from amp_track.workers import processes
 
-REQUIRED_MODULES = (
-    "torch",
-    "torch._dynamo",  # otherwise the first optimizer step of every process imports it, in 0.9 s
-    "amp_track.runner.job_main",
-    "amp_track.cli",
-    "pydantic.type_adapter",
-)
-"""Modules that every job needs."""
-_PRELOAD_MODULE = "amp_track.runner.preload"
-"""The module that imports them in the fork server."""
-_CANNOT_IMPORT = "The fork server cannot import a module that every job needs. Fix this import:\n{}"
-
-Task = str | PlanTask | ForecastTask
-"""The task of a job process: `run`, `measure`, `inspect`, `dtypes`, or a prediction."""
 _FORECAST_SECONDS = 30.0
-_IMPORT_SECONDS = 120.0
-"""Time limit for the workload's imports in the fork server. After it, each job runs them."""
 
 _log = logging.getLogger("amp_track.runner")
-
-
-class CudaTouched(TargetFailed):
-    """The fork server has initialized CUDA, so no process forked from it can use a GPU."""
 
 
 def ignore(event: Event) -> None:
@@ -77,24 +47,13 @@ class JobRunner:
     def __init__(self, workload: str, *, steps_back: bool = False) -> None:
         self._steps_back = steps_back
         self._has_killed = False
-        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([_PRELOAD_MODULE])
-        self._notes: list[str] = []
-        self._has_logged_notes = False
-        leading = leading_imports.leading_imports(workload)
-        # The environment of the fork server. With a fixed hash seed, the same job allocates the same blocks in every
-        # command.
-        self._environment = {
-            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
-            fork_server.PRELOAD_VARIABLE: "\n".join(leading.statements),
-            fork_server.SELF_CONTAINED_VARIABLE: "yes" if leading.is_self_contained else "",
-            # Otherwise torch.cuda.is_available(), which packages call at import, initializes CUDA.
-            "PYTORCH_NVML_BASED_CUDA_CHECK": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
-        }
+        self._imports = leading_imports.leading_imports(workload)
+        self._note = ""
+        self._has_logged_note = False
 
     def start(self) -> None:
         """Start to import torch in the fork server, ahead of the first job. Do not wait."""
-        fork_server.start(self._environment)
+        fork_server.start(self._imports)
 
     def inspect(self, job: Job) -> Inspection:
         """Return what the device supports and what the workload declares.
@@ -105,20 +64,20 @@ class JobRunner:
                 exceeded the timeout of the job.
         """
         rank = Rank(count=job.nproc, local_count=job.nproc)
-        (result,) = self.in_fresh_processes("inspect", job, [rank], self._note)
+        (result,) = self.in_fresh_processes("inspect", job, [rank], self._keep_note)
         inspection = inspection_of(job, result)
-        self._log_notes()
+        self._log_note()
         return inspection
 
-    def _note(self, event: Event) -> None:
+    def _keep_note(self, event: Event) -> None:
         if isinstance(event, Noted):
-            self._notes.append(event.text)
+            self._note = event.text
 
-    def _log_notes(self) -> None:
-        """Log the notes of the first successful inspection."""
-        if self._notes and not self._has_logged_notes:
-            _log.warning("%s", self._notes[-1])
-            self._has_logged_notes = True
+    def _log_note(self) -> None:
+        """Log the note of the first successful inspection."""
+        if self._note and not self._has_logged_note:
+            _log.warning("%s", self._note)
+            self._has_logged_note = True
 
     def run(
         self, job: Job, on_event: Callable[[Event], None] = ignore, *, folder: JobFolder | None = None
@@ -169,13 +128,8 @@ class JobRunner:
             return Forecasts(reason=result.message)
         return Forecasts(reason=f"the prediction took longer than {_FORECAST_SECONDS:g} s")
 
-    def _import_seconds(self) -> float | None:
-        """Return the time limit for imports of the fork server; None if jobs cannot run any of them instead."""
-        statements = self._environment[fork_server.PRELOAD_VARIABLE].splitlines()
-        return None if all(map(leading_imports.is_of_required_package, statements)) else _IMPORT_SECONDS
-
     def _run_all_ranks(
-        self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
+        self, task: Task, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
     ) -> JobResult:
         """Run a job on all its ranks and merge their results. Only rank 0 sends events."""
         with processes.scratch_folder() if job.nproc > 1 else nullcontext() as scratch:
@@ -197,36 +151,24 @@ class JobRunner:
 
         The result is None for a process that was killed because another one had failed.
 
-        If a package initialized CUDA at import, the fork server is useless for jobs on a GPU. If an import does not
-        finish, it is useless for all. Both are replaced by a server that leaves those imports to the jobs.
+        If a package initialized CUDA at import, the fork server is useless for jobs on a GPU. It is replaced by a
+        server that leaves the imports of packages that only the workload needs to the jobs.
         """
-        run = functools.partial(self._in_processes_of_one_server, task, job, all_ranks, on_event, folder, beside)
-        try:
-            return run()
-        except (CudaTouched, fork_server.ImportsTakeTooLong) as error:
-            self._leave_imports_to_jobs(error)
-        return run()
-
-    def _leave_imports_to_jobs(self, error: CudaTouched | fork_server.ImportsTakeTooLong) -> None:
-        """Make the next fork server skip modules that only the workload needs. Raise the error if there are none.
-
-        Args:
-            error: the fault of the running fork server.
-        """
-        statements = self._environment[fork_server.PRELOAD_VARIABLE].splitlines()
-        kept = [statement for statement in statements if leading_imports.is_of_required_package(statement)]
-        if kept == statements:
-            raise error
-        self._environment[fork_server.PRELOAD_VARIABLE] = "\n".join(kept)
-        left = "; ".join(statement for statement in statements if statement not in kept)
-        if isinstance(error, CudaTouched):
-            _log.warning(
-                "%s initializes CUDA, so each job runs this import, which takes seconds. Delay the first use of CUDA "
-                "until after the import.", left,
-            )  # fmt: skip
-        else:
-            _log.warning("%s did not finish within %g s, so each job runs it.", left, _IMPORT_SECONDS)
-        fork_server.stop()
+        while True:
+            try:
+                return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder, beside)
+            except CudaTouched:
+                statements = self._imports.statements
+                left = [each for each in statements if not leading_imports.is_of_required_package(each)]
+                if not left:
+                    raise
+                _log.warning(
+                    "%s initializes CUDA, so each job runs this import, which takes seconds. Delay the first use of "
+                    "CUDA until after the import.", "; ".join(left),
+                )  # fmt: skip
+                kept = tuple(each for each in statements if each not in left)
+                self._imports = dataclasses.replace(self._imports, statements=kept)
+                fork_server.stop()
 
     def _in_processes_of_one_server(
         self,
@@ -243,16 +185,7 @@ class JobRunner:
             running = [
                 stack.enter_context(
                     job_processes.started(
-                        self._context,
-                        _child,
-                        task,
-                        job,
-                        folder,
-                        rank,
-                        self._has_killed,
-                        environment=self._environment,
-                        import_seconds=self._import_seconds(),
-                        steps_back=self._steps_back,
+                        self._imports, task, job, folder, rank, self._has_killed, steps_back=self._steps_back
                     )
                 )
                 for rank in all_ranks
@@ -291,92 +224,3 @@ def inspection_of(job: Job, result: job_processes.Result | None) -> Inspection:
 def failure(job: Job, job_result: JobResult, where: str = "") -> TargetFailed:
     """Return the error for a failed result. `where` names its process and follows the message."""
     return TargetFailed(f"{job.workload}: {job_result.message}{where}", detail=job_result.traceback)
-
-
-def missing_preload() -> str:
-    """Return why the fork server could not import the required modules, or "".
-
-    multiprocessing ignores an ImportError in the fork server. Without this check a renamed module would silently cost
-    seconds in each process. A process has only one fork server: if the program of the user started it before, each job
-    imports the modules.
-    """
-    if fork_server.PRELOAD_VARIABLE not in os.environ:
-        importlib.import_module(_PRELOAD_MODULE)
-    preload = sys.modules.get(_PRELOAD_MODULE)
-    if preload is None:
-        return (
-            f"The fork server did not import {_PRELOAD_MODULE}. Install amp_track so that a new Python process can "
-            "import it."
-        )
-    if preload.failure:
-        return _CANNOT_IMPORT.format(preload.failure)
-    return ""
-
-
-def _import_before_torch(job: Job, task: Task, sender: Sender) -> str:
-    """Import the workload, then the modules that every job needs. Return the traceback of a failure, or ""."""
-    started = time.monotonic()
-    source.import_ahead(job.workload)
-    failure: str = sys.modules[_PRELOAD_MODULE].import_required()
-    if task != "inspect":
-        return failure
-    leading = leading_imports.leading_imports(job.workload)
-    is_why = os.environ.get(fork_server.PRELOAD_VARIABLE) == "\n".join(leading.statements)
-    if is_why and leading.stopped_at:
-        sender.send(
-            Noted(
-                text=f"{leading.stopped_at} runs before torch is imported, so each job imports torch itself, which "
-                f"took {time.monotonic() - started:.1f} s. Import torch above that line if the order does not matter."
-            )
-        )
-    return failure
-
-
-def _child(
-    task: Task, job: Job, folder: JobFolder | None, rank: Rank, after_a_kill: bool, connection: Connection[Any, Any]
-) -> None:
-    """Run a task in the fresh process, where torch is already imported, and exit immediately."""
-    _do(task, job, folder, rank, after_a_kill, Sender(connection))
-    # The normal exit of Python waits for threads and processes of the workload. The finalizers remove shared memory,
-    # which multiprocessing would otherwise complain about.
-    try:
-        multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
-        sys.stdout.flush()  # raises if the workload closed it
-        sys.stderr.flush()
-    finally:
-        os._exit(0)
-
-
-def _do(task: Task, job: Job, folder: JobFolder | None, rank: Rank, after_a_kill: bool, sender: Sender) -> None:
-    if missing := missing_preload():
-        sender.send(AmpTrackError(missing))
-        return
-    process_setup.set_up_process()
-    if task in ("run", "measure"):
-        process_setup.announce(rank)
-    if sys.modules[_PRELOAD_MODULE].is_left_to_jobs and (missing := _import_before_torch(job, task, sender)):
-        sender.send(AmpTrackError(_CANNOT_IMPORT.format(missing)))
-        return
-    from amp_track.runner import job_main
-
-    if job.device != "cpu" and job_main.cannot_use_cuda():
-        sender.send(
-            CudaTouched(
-                "The fork server has initialized CUDA, so no job can use a GPU. Find and remove the code that uses "
-                "CUDA when Python starts or when torch is imported."
-            )
-        )
-        return
-    match task:
-        case "run" | "measure":
-            job_main.run(job, sender, folder, rank, enforce_budget=task == "run", after_a_kill=after_a_kill)
-        case "inspect":
-            job_main.inspect(job, sender, rank)
-        case "dtypes":
-            job_main.dtypes(job, sender)
-        case PlanTask() | ForecastTask():
-            from amp_track.runner import plan_main
-
-            plan_main.predict(job, task, rank, sender)
-        case _:
-            assert_never(task)  # type: ignore[arg-type]

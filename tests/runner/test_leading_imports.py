@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track.runner.leading_imports import leading_imports, may_share_server
+from amp_track.runner.leading_imports import LeadingImports, leading_imports, may_share_server
 
 INSTALLED = ["import torch", "import numpy as np", "from sklearn.datasets import load_digits", "import PIL, torch"]
 SKIPPED = ["import os", "from __future__ import annotations", "'a docstring'", "# a comment", "",
@@ -82,12 +82,16 @@ def test_a_server_is_shared_only_by_workloads_that_begin_with_all_that_it_has_im
     torch, sklearn = "import torch", "import sklearn"
     with_torch = [[torch], ["from torch import nn"], ["from amp_track import Workload"], [torch, sklearn]]
     for running, wanted in itertools.product(with_torch, with_torch):
-        assert may_share_server(running, wanted) == (sklearn not in running or sklearn in wanted)
-        assert may_share_server(running, wanted, is_self_contained=True)
+        assert may_share_server(running, starting(wanted)) == (sklearn not in running or sklearn in wanted)
+        assert may_share_server(running, starting(wanted, is_self_contained=True))
     for without in ([], ["import numpy"], ["import amp_track"], [sklearn]):
-        assert may_share_server(without, without)
-        assert not may_share_server(without, [torch])
-        assert not may_share_server([torch], without)
+        assert may_share_server(without, starting(without))
+        assert not may_share_server(without, starting([torch]))
+        assert not may_share_server([torch], starting(without))
+
+
+def starting(statements: list[str], *, is_self_contained: bool = False) -> LeadingImports:
+    return LeadingImports(tuple(statements), is_self_contained=is_self_contained)
 
 
 @pytest.mark.parametrize(
