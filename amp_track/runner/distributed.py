@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -50,88 +50,83 @@ _ALIKE: Mapping[str, Callable[[Inspection], str]] = {
 _log = logging.getLogger("amp_track.runner")
 
 
-class OtherRank(Source):
-    """The command of another rank, which the command of rank 0 reads while its job process runs."""
-
-    is_over = True
-
-    def __init__(self, local_index: int, others: OtherRanks) -> None:
-        self.local_index = local_index
-        self._others = others
-
-    @property
-    def ends(self) -> Sequence[Any]:
-        return (self._others.exchange.connection,)
-
-    def read(self, on_event: Callable[[Event], None]) -> None:
-        if self._others.exchange.connection.poll():  # shared with the other ranks
-            self._others.receive()
-
-
-class OtherRanks:
-    """The commands of the other ranks, used by the command of rank 0."""
+class OtherRanks(Source):
+    """The commands of the other ranks, which the command of rank 0 reads while its job process runs."""
 
     def __init__(self, launch: Launch, exchange: Exchange) -> None:
         self._launch = launch
-        self.exchange = exchange
-        self._ranks: dict[int, OtherRank] = {}
+        self._exchange = exchange
         self._board = Board()
+        self._local_indices: dict[int, int] = {}
+        """By rank that has joined."""
+        self.asked: list[int] = []
+        """The ranks that run the current job."""
+        self._answers: dict[int, Result | None] = {}
+
+    @property
+    def results(self) -> Sequence[Result | None]:  # type: ignore[override]
+        return [self._answers.get(index) for index in self.asked]
+
+    @property
+    def ends(self) -> Sequence[Any]:
+        return (self._exchange.connection,)
+
+    @property
+    def is_over(self) -> bool:
+        return len(self._answers) == len(self.asked)
 
     def wait_until_joined(self) -> None:
         """Wait for the commands of all ranks. Raises AgentLost if one does not join."""
-        self._receive_until(
-            lambda: next((index for index in range(1, self._launch.rank.count) if index not in self._ranks), None),
-            _JOIN_SECONDS,
+        self._wait_for(
+            range(1, self._launch.rank.count), self._local_indices, _JOIN_SECONDS,
             f"its command has not joined within {_JOIN_SECONDS} s. Check its machine, and that it can reach torchrun's "
             f"store at {self._launch.address}:{self._launch.port}.",
-        )
+        )  # fmt: skip
 
     @contextlib.contextmanager
-    def working(
-        self, task: str, job: Job, folder: JobFolder | None = None
-    ) -> Iterator[tuple[str, Mapping[int, OtherRank]]]:
+    def working(self, task: str, job: Job, folder: JobFolder | None = None) -> Iterator[str]:
         """Run a job on the other ranks within the block, and stop it on them at the end of the block.
 
-        Yields the rendezvous of the job processes, and the ranks that run one. After an exception there are no more
-        jobs, and the other commands end.
-
-        Raises:
-            AgentLost: a command has ended, or does not end its job process.
+        Yields the rendezvous of the job processes. After an exception there are no more jobs, and the other commands
+        end. Raises AgentLost if a command has ended, or does not end its job process.
         """
-        asked = {i: rank for i, rank in sorted(self._ranks.items()) if task != "inspect" or rank.local_index == 0}
-        for rank in asked.values():
-            rank.result, rank.is_over = None, False
+        self.asked = sorted(
+            i for i, local_index in self._local_indices.items() if task != "inspect" or local_index == 0
+        )
+        self._answers = {}
         known_task = cast("Literal['run', 'measure', 'inspect']", task)
         order = Order(id=secrets.token_hex(8), task=known_task, job=job, folder=folder)
         try:
             self._publish(order=order, state="run")
-            yield rendezvous(self._launch, order), asked
-            if not all(rank.is_over for rank in asked.values()):
+            yield rendezvous(self._launch, order)
+            if not self.is_over:
                 self._publish(state="stop")
-            self._receive_until(
-                lambda: next((index for index, rank in asked.items() if not rank.is_over), None),
-                _STOP_SECONDS,
+            self._wait_for(
+                self.asked, self._answers, _STOP_SECONDS,
                 f"its job process has not ended within {_STOP_SECONDS} s. Check its machine.",
-            )
+            )  # fmt: skip
         except BaseException:
-            self.exchange.close()
+            self._exchange.close()
             raise
 
     def dismiss(self) -> None:
         """End the other commands successfully: there are no more orders."""
         with contextlib.suppress(AgentLost):
             self._publish(state="done")
-        self.exchange.close()
+        self._exchange.close()
 
-    def receive(self, seconds: float | None = None, problem: str = "") -> None:
+    def read(self, on_event: Callable[[Event], None]) -> None:
+        self._receive()
+
+    def _receive(self, seconds: float | None = None, problem: str = "") -> None:
         """Wait for one message of another rank, and record it.
 
         Raises:
-            AgentLost: there is none within some seconds, or a rank is lost.
+            AgentLost: there is none within some seconds, which is the problem; or a rank is lost.
             AmpTrackError: a rank cannot run the job, for example BadInput.
         """
         try:
-            index, report = self.exchange.receive(seconds, problem)
+            index, report = self._exchange.receive(seconds, problem)
             assert isinstance(report, Report)
             if report.has_left:
                 raise AgentLost(
@@ -141,22 +136,21 @@ class OtherRanks:
         except AgentLost:
             interrupts.sleep(_SIGNAL_SECONDS)
             raise
-        rank = self._ranks.setdefault(index, OtherRank(report.local_index, self))
+        self._local_indices[index] = report.local_index
         if self._board.order is not None and report.order_id == self._board.order.id:
-            rank.is_over = True
             if isinstance(report.answer, Failure):
                 raise report.answer.error(index)
-            rank.result = report.answer
+            self._answers[index] = report.answer
 
     def _publish(self, **changes: Any) -> None:
         self._board = self._board.model_copy(update=changes)
-        self.exchange.publish(self._board)
+        self._exchange.publish(self._board)
 
-    def _receive_until(self, missing: Callable[[], int | None], seconds: float, problem: str) -> None:
-        """Receive messages until no rank is missing. Raises AgentLost with the problem after some seconds."""
+    def _wait_for(self, indices: Iterable[int], known: Mapping[int, Any], seconds: float, problem: str) -> None:
+        """Receive messages until all ranks are known. Raises AgentLost with the problem after some seconds."""
         deadline = time.monotonic() + seconds
-        while (index := missing()) is not None:
-            self.receive(max(deadline - time.monotonic(), 0), f"rank {index}: {problem}")
+        while missing := set(indices) - known.keys():
+            self._receive(max(deadline - time.monotonic(), 0), f"rank {min(missing)}: {problem}")
 
 
 class Stopped(Exception):
@@ -256,23 +250,11 @@ class DistributedRunner(JobRunner):
     """Runs the jobs of one workload in fresh processes of several commands. This is the command of rank 0.
 
     Predictions and dtypes run in a single process of this command.
-
-    Args:
-        launch: how torchrun started this command.
-        workload: the file or module of the workload.
     """
 
     def __init__(self, launch: Launch, workload: str) -> None:
-        global _first
         super().__init__(workload, steps_back=True)
         self._launch = launch
-        self._others: OtherRanks | None = None
-        _first = self
-
-    def dismiss(self) -> None:
-        """End the commands of the other ranks: there are no more jobs."""
-        if self._others is not None:
-            self._others.dismiss()
 
     def inspect(self, job: Job) -> Inspection:
         """Return what the devices support and what the workload declares.
@@ -281,49 +263,46 @@ class DistributedRunner(JobRunner):
             BadInput: as JobRunner.inspect; or the machines differ.
             TargetFailed: loading the data of the workload failed.
         """
-        with self._joined().working("inspect", job) as (address, others):
-            ours = [self._rank(address)]
-            results = self.in_fresh_processes("inspect", job, ours, self._keep_note, beside=list(others.values()))
-        by_rank = dict(zip((0, *others), results, strict=True))
+        by_rank = self._on_all_ranks("inspect", job, self._keep_note)
         for index, result in by_rank.items():
             if isinstance(result, JobResult):  # None for ranks that were killed because of it
                 where = f" in process {index} of {self._launch.rank.count}"
                 raise failure(job, result, where if result.status is not JobStatus.TIMED_OUT else "")
         inspections = {index: inspection_of(job, result) for index, result in by_rank.items()}
-        first = inspections[0]
         for index, other in inspections.items():
-            check_alike(index, other, first)
+            check_alike(index, other, inspections[0])
         self._log_note()
-        return dataclasses.replace(first, free_bytes=min(each.free_bytes for each in inspections.values()))
+        return dataclasses.replace(inspections[0], free_bytes=min(each.free_bytes for each in inspections.values()))
 
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
     ) -> JobResult:
-        with self._joined().working(task, job, folder) as (address, others):
-            ours = [self._rank(address)]
-            results = self.in_fresh_processes(task, job, ours, on_event, folder, list(others.values()))
+        results = self._on_all_ranks(task, job, on_event, folder).values()
         return ranks.merge_job_results([result for result in results if isinstance(result, JobResult | None)])
 
-    def _joined(self) -> OtherRanks:
-        """Return the commands of the other ranks after all of them have joined."""
-        if self._others is None:
+    def _on_all_ranks(
+        self, task: str, job: Job, on_event: Callable[[Event], None], folder: JobFolder | None = None
+    ) -> dict[int, Result | None]:
+        """Return the result by rank, after the commands of all ranks have joined."""
+        global _others
+        if _others is None:
             others = OtherRanks(self._launch, Exchange(_connector(self._launch), self._launch.rank, Board()))
             others.wait_until_joined()
-            self._others = others
-        return self._others
+            _others = others
+        with _others.working(task, job, folder) as address:
+            rank = dataclasses.replace(self._launch.rank, rendezvous=address)
+            results = self.in_fresh_processes(task, job, [rank], on_event, folder, [_others])
+        return dict(zip((0, *_others.asked), results, strict=True))
 
-    def _rank(self, address: str) -> Rank:
-        return dataclasses.replace(self._launch.rank, rendezvous=address)
 
-
-_first: DistributedRunner | None = None
+_others: OtherRanks | None = None
 """Global because torchrun starts one command per process."""
 
 
 def dismiss() -> None:
-    """End the commands of the other ranks successfully."""
-    if _first is not None:
-        _first.dismiss()
+    """End the commands of the other ranks successfully: there are no more jobs."""
+    if _others is not None:
+        _others.dismiss()
 
 
 def follow(launch: Launch, workload: str) -> None:

@@ -12,7 +12,6 @@ from amp_track.config.inspection import Inspection, Support
 from amp_track.config.job import Job, JobFolder, Rank
 from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput, InvalidReturnValue, StoreFailed, summary
-from amp_track.records.events import Event
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.process_setup import Sender
 from amp_track.targets.base import load_target, users_traceback
@@ -37,11 +36,9 @@ def run(
         if after_a_kill:
             device.settle()
         target = load_target(job)
-        with process_group.connected(rank, device) as connected_group:
-            send = sender.send if connected_group.is_first else _discard
-            training = target.training(
-                device, send, group=connected_group, enforce_budget=enforce_budget, folder=folder
-            )
+        with process_group.connected(rank, device) as group:
+            send = sender.send if group.is_first else lambda event: None
+            training = target.training(device, send, group=group, enforce_budget=enforce_budget, folder=folder)
             try:
                 job_result = training.run()
             finally:
@@ -61,12 +58,7 @@ def cannot_use_cuda() -> bool:
     Uses a private function of torch.cuda. If torch renames it, each job on a GPU fails with "Cannot re-initialize CUDA
     in forked subprocess" if a package that the workload imports initializes CUDA.
     """
-    is_in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", lambda: False)
-    return bool(is_in_bad_fork())
-
-
-def _discard(event: Event) -> None:
-    pass
+    return bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)())
 
 
 def inspect(job: Job, sender: Sender, rank: Rank) -> None:
@@ -121,12 +113,9 @@ def _support(name: str, device: Device, processes: int) -> Support:
 
 
 def job_result_of_exception(error: BaseException, phase: str, device: Device | None) -> JobResult:
+    status = JobStatus.KERNEL_LIMIT if oom.is_kernel_limit(error) else JobStatus.CRASHED
     if oom.is_out_of_memory(error):
         status = JobStatus.OOM
-    elif oom.is_kernel_limit(error):
-        status = JobStatus.KERNEL_LIMIT
-    else:
-        status = JobStatus.CRASHED
     peak = device.peak() if device is not None else None
     return JobResult(
         status=status,

@@ -37,9 +37,9 @@ Result = JobResult | Inspection | DtypesReport | PlanReport | Forecasts
 
 
 class Source(ABC):
-    """A sender of messages while a job runs: a job process, or the command of another rank."""
+    """A sender of messages while a job runs: a job process, or the commands of other ranks."""
 
-    result: Result | None = None
+    results: Sequence[Result | None] = ()
     has_died = False
     """True if a job process ended without a result, or can no longer report one."""
     is_waited_for = True
@@ -57,15 +57,21 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, on_event: Callable[[Event], None]) -> None:
-        """Receive one message if one of `ends` is ready. Raise an exception that the source sends."""
+        """Receive one message after one of `ends` became ready. Raise an exception that the source sends."""
 
 
 class Child(Source):
     """A running job process, and its result if it has reported one."""
 
+    result: Result | None = None
+
     def __init__(self, process: ForkServerProcess, connection: Connection[Any, Any]) -> None:
         self.process = process
         self.connection = connection
+
+    @property
+    def results(self) -> Sequence[Result | None]:  # type: ignore[override]
+        return (self.result,)
 
     @property
     def ends(self) -> Sequence[Any]:
@@ -158,24 +164,16 @@ def _kill(process: ForkServerProcess) -> None:
 
 
 def listen(sources: Sequence[Source], on_event: Callable[[Event], None], deadline: float) -> None:
-    """Read messages until the status of the job is known.
+    """Read the messages of a job's sources until its status is known. Raise an AmpTrackError that one of them sends.
 
-    That is when all processes have ended, when one failed and the others have had time to report, or at the deadline.
-
-    Args:
-        sources: the processes of one job, and other sources to read meanwhile.
-        on_event: called with every message that is not a result.
-        deadline: a time of `time.monotonic`, in seconds.
-
-    Raises:
-        AmpTrackError: one of the processes sent it: BadInput, or a fault of the fork server.
+    That is when all processes have ended, when one failed and the others have had time to report, or at the deadline,
+    a time of `time.monotonic`. `on_event` is called with every message that is not a result.
     """
     while any(not source.is_over for source in sources if source.is_waited_for):
         listening = [source for source in sources if not source.is_over]
         left = max(deadline - time.monotonic(), 0)
         with interrupts.waiting():
-            ends = {end for source in listening for end in source.ends}  # other ranks share one pipe
-            ready = wait(list(ends), min(left, _CHECK_SECONDS))
+            ready = wait([end for source in listening for end in source.ends], min(left, _CHECK_SECONDS))
         if not ready:
             if left > _CHECK_SECONDS:
                 continue
@@ -183,9 +181,10 @@ def listen(sources: Sequence[Source], on_event: Callable[[Event], None], deadlin
         for source in listening:
             if any(end in ready for end in source.ends):
                 source.read(on_event)
-        if any(isinstance(source.result, JobResult) and ranks.is_conclusive(source.result) for source in sources):
+        results = [result for source in sources for result in source.results if isinstance(result, JobResult)]
+        if any(map(ranks.is_conclusive, results)):
             return
-        if any(each.has_died or (isinstance(each.result, JobResult) and not each.result.fits) for each in sources):
+        if any(source.has_died for source in sources) or not all(result.fits for result in results):
             deadline = min(deadline, time.monotonic() + _PEERS_SECONDS)
 
 

@@ -31,10 +31,8 @@ _TRACED = 8, 16
 """The batch sizes that define the line of a forecast."""
 _NOT_USERS = tuple(
     f"{folder}{os.sep}"
-    for folder in (
-        Path(__file__).parents[1], Path(torch.__file__).parent, sysconfig.get_path("stdlib"),
-    )
-)  # fmt: skip
+    for folder in (Path(__file__).parents[1], Path(torch.__file__).parent, sysconfig.get_path("stdlib"))
+)
 """Folders whose stack frames are not code of the user."""
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", ".numpy() is not supported")
 """Exceptions and messages of torch for code that needs the values of a fake tensor."""
@@ -47,19 +45,17 @@ def predict(job: Job, task: PlanTask | ForecastTask, rank: Rank, sender: Sender)
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     gc.freeze()  # garbage is collected before each trace; existing objects need not be scanned
+    message: Any
     try:
-        sender.send(_report(job, task, rank) if isinstance(task, PlanTask) else _forecasts(job, task))
+        message = _report(job, task, rank) if isinstance(task, PlanTask) else _forecasts(job, task)
     except BaseException as error:  # includes SystemExit
-        sender.send(_failure(job, task, error))
-
-
-def _failure(job: Job, task: PlanTask | ForecastTask, error: BaseException) -> Any:
-    """Return the message for an exception. A search does not need forecasts, so they cannot fail."""
-    if isinstance(task, ForecastTask):
-        return Forecasts(reason=summary(error))
-    if isinstance(error, InvalidReturnValue) or not isinstance(error, Exception):
-        return job_main.job_result_of_exception(error, "plan", None)
-    return error if isinstance(error, AmpTrackError) else _cannot_be_planned(job, error)
+        if isinstance(task, ForecastTask):  # a search does not need forecasts, so they cannot fail
+            message = Forecasts(reason=summary(error))
+        elif isinstance(error, InvalidReturnValue) or not isinstance(error, Exception):
+            message = job_main.job_result_of_exception(error, "plan", None)
+        else:
+            message = error if isinstance(error, AmpTrackError) else _cannot_be_planned(job, error)
+    sender.send(message)
 
 
 def _alike(precisions: Sequence[str]) -> list[list[str]]:

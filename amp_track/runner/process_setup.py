@@ -107,8 +107,8 @@ def _run_task(task: Task, job: Job, folder: JobFolder | None, rank: Rank, after_
         }
     failure = _import_before_torch(job, task, sender) if preload.is_left_to_jobs else preload.failure
     if failure:
-        text = "The fork server cannot import a module that every job needs. Fix this import:"
-        sender.send(AmpTrackError(f"{text}\n{failure}"))
+        text = f"The fork server cannot import a module that every job needs. Fix this import:\n{failure}"
+        sender.send(AmpTrackError(text))
         return
     from amp_track.runner import job_main
 

@@ -129,7 +129,7 @@ class JobRunner:
         return Forecasts(reason=f"the prediction took longer than {_FORECAST_SECONDS:g} s")
 
     def _run_all_ranks(
-        self, task: Task, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
+        self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
     ) -> JobResult:
         """Run a job on all its ranks and merge their results. Only rank 0 sends events."""
         with processes.scratch_folder() if job.nproc > 1 else nullcontext() as scratch:
@@ -200,7 +200,7 @@ class JobRunner:
                     child.result = crash_diagnosis.job_result_of_death(child, kills, time.monotonic() - started)
             self._has_killed = any(child.has_died or child.result is None for child in running)
             results = [crash_diagnosis.oom_if_its_loader_was_killed(child.result, kills) for child in running]
-            results += [source.result for source in beside if source.is_waited_for]
+            results += [result for source in beside for result in source.results]
         has_failed = any(isinstance(result, JobResult) and not result.fits for result in results)
         if None in results and not has_failed:
             what = "importing it and loading its data took longer than" if task == "inspect" else "gave up after"

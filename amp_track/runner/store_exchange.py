@@ -93,18 +93,14 @@ class Message(_Strict):
 
     @classmethod
     def from_json(cls, data: bytes, rank: int) -> Self:
-        """Parse the message of a rank. Raises AgentLost if it is invalid."""
+        """Parse the message of a rank, with control characters escaped. Raises AgentLost if it is invalid."""
         try:
-            return cls._parsed(data)
+            return cls.model_validate_json(json.dumps(_printable(json.loads(data))))
         except (ValueError, RecursionError):
             raise AgentLost(
                 f"rank {rank}: its message in torchrun's store is damaged, or from another program. Run the same "
                 "version of amp_track on all machines, and restrict access to that store."
             ) from None
-
-    @classmethod
-    def _parsed(cls, data: bytes) -> Self:
-        return cls.model_validate_json(data)
 
 
 class Board(Message):
@@ -120,11 +116,6 @@ class Report(Message):
     local_index: Annotated[int, Field(ge=0, lt=2**63)]
     order_id: str = ""
     answer: JobResult | Inspection | Failure | None = None
-
-    @classmethod
-    def _parsed(cls, data: bytes) -> Self:
-        """Parse, and escape characters that control a terminal."""
-        return super()._parsed(json.dumps(_printable(json.loads(data))).encode())
 
 
 def _printable(value: Any) -> Any:

@@ -9,7 +9,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from amp_track.config.torchrun import Launch
 from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, TargetFailed
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import distributed, job_processes, store_exchange
-from amp_track.runner.distributed import Orders, OtherRank, OtherRanks, Stopped
+from amp_track.runner.distributed import Orders, OtherRanks, Stopped
 from amp_track.runner.store_exchange import Board, Exchange, Order, Report
 
 FITS = JobResult(status=JobStatus.FITS, train_loss=0.1, eval_loss=float("inf"))
@@ -96,10 +96,9 @@ def ordered(orders: Orders) -> Order:
     return order
 
 
-def listen(asked: Mapping[int, OtherRank], *indices: int) -> list[job_processes.Result | None]:
-    waited_for = [rank for index, rank in asked.items() if index in (indices or asked)]
-    job_processes.listen(waited_for, lambda event: None, math.inf)
-    return [rank.result for rank in waited_for]
+def listen(first: OtherRanks) -> list[job_processes.Result | None]:
+    job_processes.listen([first], lambda event: None, math.inf)
+    return list(first.results)
 
 
 def in_thread(act: Callable[[], object]) -> Future[object]:
@@ -110,13 +109,13 @@ def test_a_job_is_ordered_from_all_and_each_answers(joined: tuple[OtherRanks, li
     first, others = joined
     rendezvous = set()
     for seed in (1, 2):
-        with first.working("run", replace(JOB, seed=seed)) as (place, asked):
+        with first.working("run", replace(JOB, seed=seed)) as place:
             for index, each in enumerate(others, start=1):
                 order = ordered(each)
                 assert order.job == replace(JOB, seed=seed)
                 assert distributed.rendezvous(launch(index), order) == place
                 each.answer(order, replace(FITS, message=f"rank {index}"))
-            assert listen(asked) == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
+            assert listen(first) == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
         rendezvous.add(place)
     assert len(rendezvous) == 2, "each job has a separate rendezvous"
     first.dismiss()
@@ -133,15 +132,15 @@ def test_what_still_runs_at_the_end_of_a_job_is_stopped(joined: tuple[OtherRanks
         two.answer(order, None)
 
     other = in_thread(stopped)
-    with first.working("run", JOB) as (_, asked):
+    with first.working("run", JOB):
         one.answer(ordered(one), replace(FITS, status=JobStatus.OOM))
-        listen(asked, 1)
+        listen(first)
     other.result(10)
-    assert [rank.result is None for rank in asked.values()] == [False, True]
-    with first.working("run", JOB) as (_, asked):  # the late order to stop has no effect
+    assert [result is None for result in first.results] == [False, True]
+    with first.working("run", JOB):  # the late order to stop has no effect
         for each in (one, two):
             each.answer(ordered(each), FITS)
-        assert listen(asked) == [FITS, FITS]
+        assert listen(first) == [FITS, FITS]
 
 
 def test_an_order_that_is_stopped_before_it_is_seen_is_answered(network: Network) -> None:
@@ -156,9 +155,9 @@ def test_after_a_failed_job_there_are_no_more(joined: tuple[OtherRanks, list[Ord
     first, (one, _) = joined
 
     def fail() -> None:
-        with first.working("run", JOB) as (_, asked):
+        with first.working("run", JOB):
             one.answer(ordered(one), BadInput("no"))
-            listen(asked)
+            listen(first)
 
     with pytest.raises(BadInput, match="rank 1: no"):
         fail()
@@ -172,10 +171,10 @@ def test_an_error_elsewhere_is_raised_here(joined: tuple[OtherRanks, list[Orders
     first, (one, two) = joined
 
     def measure() -> None:
-        with first.working("measure", JOB) as (_, asked):
+        with first.working("measure", JOB):
             one.answer(ordered(one), error)
             two.answer(ordered(two), FITS)
-            listen(asked)
+            listen(first)
 
     with pytest.raises(type(error), match=f"rank 1: {error}") as raised:
         measure()
@@ -184,21 +183,21 @@ def test_an_error_elsewhere_is_raised_here(joined: tuple[OtherRanks, list[Orders
 
 def test_an_inspection_is_asked_of_one_rank_of_each_machine(joined: tuple[OtherRanks, list[Orders]]) -> None:
     first, (_, two) = joined
-    with first.working("inspect", JOB) as (_, asked):
-        assert list(asked) == [2]
+    with first.working("inspect", JOB):
+        assert first.asked == [2]
         two.answer(ordered(two), FITS)
-        listen(asked)
+        listen(first)
 
 
 def test_a_lost_command_is_noticed_while_a_job_runs(joined: tuple[OtherRanks, list[Orders]], network: Network) -> None:
     first, (one, two) = joined
 
     def run() -> None:
-        with first.working("run", JOB) as (_, asked):
+        with first.working("run", JOB):
             order = ordered(one)
             two._exchange.close()
             one.answer(order, FITS)
-            listen(asked)
+            listen(first)
 
     with pytest.raises(AgentLost, match="rank 2: its command has ended"):
         run()
@@ -213,10 +212,10 @@ def test_a_rank_whose_counter_stands_still_is_lost(network: Network, monkeypatch
     first.wait_until_joined()
 
     def run() -> None:
-        with first.working("run", JOB) as (_, asked):
+        with first.working("run", JOB):
             ordered(other)
             monkeypatch.setattr(other._exchange, "_write", lambda: None)
-            listen(asked)
+            listen(first)
 
     with pytest.raises(AgentLost, match="rank 1: its machine has not answered"):
         run()
@@ -238,16 +237,16 @@ def test_a_new_start_in_the_same_store_does_not_meet_the_old_one(network: Networ
     early = network.other(1)
     time.sleep(0.2)
     new = network.first()
-    new.receive()
+    new._receive()
     late = network.other(2)
     new.wait_until_joined()
-    with new.working("run", JOB) as (place, asked):
+    with new.working("run", JOB) as place:
         for index, each in ((1, early), (2, late)):
             order = ordered(each)
             assert distributed.rendezvous(launch(index), order) == place
             each.answer(order, replace(FITS, message=f"rank {index}"))
-        assert [(index, rank.local_index) for index, rank in asked.items()] == [(1, 1), (2, 0)]
-        assert listen(asked) == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
+        assert new._local_indices == {1: 1, 2: 0}
+        assert listen(new) == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
 
 
 @pytest.mark.parametrize(
@@ -311,8 +310,8 @@ def test_no_order_makes_a_rank_run_another_file(joined: tuple[OtherRanks, list[O
     running = [in_thread(each.next) for each in others]
 
     def run() -> None:
-        with first.working("run", replace(JOB, workload="other.py")) as (_, asked):
-            listen(asked)
+        with first.working("run", replace(JOB, workload="other.py")):
+            listen(first)
 
     with pytest.raises(BadInput, match=r"rank .: TARGET: rank 0 trains other.py, but this command names mine.py"):
         run()
@@ -337,9 +336,9 @@ def test_nothing_listens_whatever_torchruns_address(network: Network) -> None:
     first = network.first(count=2)
     other = network.other(1, count=2)
     first.wait_until_joined()
-    with first.working("run", JOB) as (_, asked):
+    with first.working("run", JOB):
         other.answer(ordered(other), FITS)
-        listen(asked)
+        listen(first)
         assert not listening() - before
 
 
