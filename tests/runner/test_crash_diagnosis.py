@@ -104,29 +104,19 @@ def killed_in_the_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Pop
         process.communicate()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.05)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "victim", ["forkserver._forkserver._forkserver_pid", "resource_tracker._resource_tracker._pid"]
+    ("line", "jobs"),
+    [
+        ("os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)", 2),
+        ("os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)", 2),
+        ("run('kill the resource tracker')", 3),
+    ],
 )
-def test_the_processes_of_multiprocessing_may_be_killed_between_jobs(victim: str) -> None:
-    with killed_in_the_end(program(f"os.kill({victim}, signal.SIGKILL)", "run('none')")) as process:
+def test_the_processes_of_multiprocessing_may_be_killed(line: str, jobs: int) -> None:
+    with killed_in_the_end(program(line, "run('none')")) as process:
         stdout, stderr = process.communicate(timeout=120)
-    assert (process.returncode, stdout.split()) == (0, ["fits", "fits"]), stderr
-    assert "Traceback" not in stderr
-
-
-@pytest.mark.nightly
-def test_the_resource_tracker_may_be_killed_during_a_job() -> None:
-    with killed_in_the_end(program("run('kill the resource tracker')", "run('none')")) as process:
-        stdout, stderr = process.communicate(timeout=120)
-    assert (process.returncode, stdout.split()) == (0, ["fits"] * 3), stderr
+    assert (process.returncode, stdout.split()) == (0, ["fits"] * jobs), stderr
     assert "Traceback" not in stderr
 
 
@@ -146,21 +136,20 @@ def test_fork_servers_that_die_at_once_are_told_in_one_line(tmp_path: Path) -> N
 def test_a_killed_command_leaves_neither_processes_nor_folders(tmp_path: Path, fault: str) -> None:
     notes = tmp_path / "notes"
     with tempfile.TemporaryDirectory() as temporary:  # the name of `tmp_path` is too long for a socket
-        _kill_a_command(fault, notes, Path(temporary))
-
-
-def _kill_a_command(fault: str, notes: Path, temporary: Path) -> None:
-    environment = os.environ | {"TMPDIR": str(temporary)}
-    with killed_in_the_end(program(f"run({fault!r}, {str(notes)!r})", env=environment)) as process:
-        wait_until(lambda: notes.exists())
-        all_of_them = psutil.Process(process.pid).children(recursive=True)
-        assert len(all_of_them) >= 3, "the fork server, the resource tracker and the job"
-        process.kill()
-    _, alive = psutil.wait_procs(all_of_them, timeout=120)
-    assert not alive
-    with killed_in_the_end(program(env=environment)) as process:
-        process.communicate(timeout=120)
-    assert not [*temporary.glob("amp_track-*"), *temporary.glob("pymp-*")]
+        environment = os.environ | {"TMPDIR": temporary}
+        with killed_in_the_end(program(f"run({fault!r}, {str(notes)!r})", env=environment)) as process:
+            deadline = time.monotonic() + 120
+            while not notes.exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            all_of_them = psutil.Process(process.pid).children(recursive=True)
+            assert len(all_of_them) >= 3, "the fork server, the resource tracker and the job"
+            process.kill()
+        _, alive = psutil.wait_procs(all_of_them, timeout=120)
+        assert not alive
+        with killed_in_the_end(program(env=environment)) as process:
+            process.communicate(timeout=120)
+        assert not [name for name in os.listdir(temporary) if name.startswith(("amp_track-", "pymp-"))]
 
 
 def test_a_temporary_folder_that_takes_no_socket_is_told_in_one_line(tmp_path: Path) -> None:

@@ -57,25 +57,17 @@ def test_a_module_beside_the_workload_is_not_taken_for_an_installed_one(folder: 
         (folder / "sklearn.py").unlink()
 
 
-def test_a_package_is_looked_into_as_a_module_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "whole" / "__init__.py").write_text("import os\nos.environ['A'] = '1'\nimport torch\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    found = leading_imports("whole:Mine")
-    assert found.statements == ()
-    assert found.stopped_at.endswith("__init__.py, line 2")
-    assert leading_imports("not_there.at_all:Mine").statements == (), "the module does not exist"
-
-
 def test_the_packages_of_a_module_are_imported_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "trainings"
     package.mkdir()
     (package / "digits.py").write_text("import torch\nx = f()\n")
     monkeypatch.chdir(tmp_path)
     assert leading_imports("trainings.digits:Digits").statements == ("import torch",)
-    (package / "__init__.py").write_text("import os\nos.environ['A'] = '1'\n")
-    found = leading_imports("trainings.digits:Digits")
-    assert (found.statements, found.stopped_at) == ((), f"{package / '__init__.py'}, line 2")
+    (package / "__init__.py").write_text("import os\nos.environ['A'] = '1'\nimport torch\n")
+    for workload in ("trainings.digits:Digits", "trainings:Digits"):
+        found = leading_imports(workload)
+        assert (found.statements, found.stopped_at) == ((), f"{package / '__init__.py'}, line 2")
+    assert leading_imports("not_there.at_all:Mine").statements == (), "the module does not exist"
 
 
 def test_a_server_is_shared_only_by_workloads_that_begin_with_all_that_it_has_imported() -> None:

@@ -1,4 +1,4 @@
-"""The imports of the fork server: a missing module fails each job and is not ignored."""
+"""The imports of the fork server: they change no workload, and a missing module fails each job."""
 
 import importlib.util
 import os
@@ -6,8 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import FAULTS, ROOT
@@ -20,23 +20,35 @@ def test_every_name_is_a_module(name: str) -> None:
     assert importlib.util.find_spec(name) is not None
 
 
-def install(folder: Path, name: str, source: str) -> None:
-    """Install a package in a folder, for programs that get `with_installed`."""
+def run(*arguments: str | Path, expected_exit_code: int = 0, **settings: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **settings)
+    assert done.returncode == expected_exit_code, done.stderr
+    return done
+
+
+def with_folder(folder: Path, **variables: str) -> dict[str, str]:
+    """Return an environment in which Python also finds the modules of a folder."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(folder)])} | variables
+
+
+def install(folder: Path, name: str, source: str) -> Path:
+    """Install a package in a folder and return its `site-packages`."""
     package = folder / "site-packages" / name
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(source)
+    return package.parent
 
 
-def with_installed(folder: Path) -> dict[str, str]:
-    """Return an environment in which Python finds the packages that `install` wrote to a folder."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(folder / "site-packages")])}
-
-
-_INSPECT = f"""
+def inspection(workload: str | Path) -> str:
+    """Return a program that inspects a workload and prints its name."""
+    return f"""
 from amp_track.config.job import Job
 from amp_track.runner.runner import JobRunner
-print(JobRunner({FAULTS!r}).inspect(Job(workload={FAULTS!r})).workload_name)
+print(JobRunner({str(workload)!r}).inspect(Job(workload={str(workload)!r})).workload_name)
 """
+
+
 _RENAMED = """
 import sys
 if "forkserver import main" in str(sys.orig_argv):
@@ -48,11 +60,8 @@ if "forkserver import main" in str(sys.orig_argv):
 def test_a_wrong_name_fails_the_job(tmp_path: Path) -> None:
     """multiprocessing ignores an ImportError in the fork server."""
     (tmp_path / "sitecustomize.py").write_text(_RENAMED)
-    done = subprocess.run(
-        [sys.executable, "-c", _INSPECT], capture_output=True, text=True, timeout=120,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)])},
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (1, "")
+    done = run("-c", inspection(FAULTS), expected_exit_code=1, env=with_folder(tmp_path))
+    assert done.stdout == ""
     assert "AmpTrackError: The fork server cannot import a module that every job needs" in done.stderr
     assert "ModuleNotFoundError: No module named 'amp_track.runner.renamed_since'" in done.stderr
 
@@ -70,10 +79,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.nightly
 def test_a_server_whose_command_was_killed_ends_without_a_word() -> None:
     """Ctrl-C during the start of its Python would print a traceback."""
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED], stderr=subprocess.PIPE, start_new_session=True, timeout=60
-    )  # which lasts until the server has closed stderr, too
-    assert (done.returncode, done.stderr) == (-signal.SIGKILL, b"")
+    done = run("-c", _KILLED, expected_exit_code=-signal.SIGKILL, start_new_session=True)
+    assert done.stderr == "", "which lasts until the server has closed stderr, too"
 
 
 @pytest.mark.nightly
@@ -85,23 +92,17 @@ def test_no_file_of_the_working_folder_takes_the_place_of_a_package(tmp_path: Pa
     for file in (program, folder / f"{name}.py"):
         file.parent.mkdir()
         file.write_text("raise SystemExit('the wrong one')")
-    program.write_text(_INSPECT)
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120, cwd=folder)
-    assert (done.returncode, done.stdout) == (0, "Faults\n"), done.stderr
+    program.write_text(inspection(FAULTS))
+    assert run(program, cwd=folder).stdout == "Faults\n"
 
 
 @pytest.mark.nightly
 def test_a_job_sees_nothing_of_how_the_fork_server_was_started(tmp_path: Path) -> None:
     """Programs that a job starts have the usual module search path."""
-    workload = tmp_path / "workload.py"
+    workload, program = tmp_path / "workload.py", tmp_path / "program.py"
     workload.write_text(Path(FAULTS).read_text() + "\nassert 'PYTHONSAFEPATH' not in os.environ\n")
-    program = tmp_path / "program.py"
-    program.write_text(
-        "from amp_track.config.job import Job\nfrom amp_track.runner.runner import JobRunner\n"
-        f"print(JobRunner({str(workload)!r}).inspect(Job(workload={str(workload)!r})).workload_name)\n"
-    )
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "Faults\n"), done.stderr
+    program.write_text(inspection(workload))
+    assert run(program).stdout == "Faults\n"
 
 
 _TOUCHES_CUDA = """
@@ -112,10 +113,9 @@ torch.cuda._is_in_bad_fork = lambda: True  # the value after a fork from a proce
 
 def runs_of_a_workload_that_imports(package_source: str, folder: Path, *, device: str) -> tuple[list[str], list[str]]:
     """Return the statuses of two jobs whose workload imports a package, and the log lines about CUDA."""
-    install(folder, "touches_cuda", package_source)
-    workload = folder / "workload.py"
+    packages = install(folder, "touches_cuda", package_source)
+    workload, program = folder / "workload.py", folder / "program.py"
     workload.write_text(Path(FAULTS).read_text().replace("import torch\n", "import torch\nimport touches_cuda\n", 1))
-    program = folder / "program.py"
     program.write_text(
         f"""
 from amp_track.config.inspection import resolve
@@ -127,11 +127,7 @@ job = resolve(job, box.inspect(job))
 print(box.run(job).status, box.run(job).status)
 """
     )
-    done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, cwd=folder,
-        env=with_installed(folder),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run(program, cwd=folder, env=with_folder(packages))
     return done.stdout.split(), [line for line in done.stderr.splitlines() if "initializes CUDA" in line]
 
 
@@ -171,10 +167,7 @@ if __name__ == "__main__":  # for its own process
 @pytest.mark.nightly
 def test_a_program_that_has_a_fork_server_already_is_served_too(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(_SERVER_OF_ITS_OWN)
-    done = subprocess.run(
-        [sys.executable, "program.py"], capture_output=True, text=True, timeout=120, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.stdout.split() == ["before", "Faults", "True"], done.stderr
+    assert run("program.py", cwd=tmp_path).stdout.split() == ["before", "Faults", "True"]
 
 
 _SAYS_WHAT_IT_SAW = """
@@ -203,34 +196,23 @@ if __name__ == "__main__":
 """
 
 
-def metrics(folder: Path, sources: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the metric names of several workloads, inspected in turn by one program, and the log lines."""
-    files = [folder / f"workload{number}.py" for number in range(len(sources))]
-    for file, source in zip(files, sources, strict=True):
-        file.write_text(source)
-    program = folder / "program.py"
-    program.write_text(_TELL.format(workloads=[str(file) for file in files]))
-    done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, cwd=folder,
-        env=with_installed(folder) | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines(), done.stderr.splitlines()
-
-
 @pytest.mark.slow
 def test_what_a_workload_sets_before_an_import_is_seen_by_that_import(tmp_path: Path) -> None:
     """Also after another workload of the same program that begins with that import."""
-    install(tmp_path, "reads_environment", "import os\nSEEN = os.environ.get('READ_AT_IMPORT')\n")
+    packages = install(tmp_path, "reads_environment", "import os\nSEEN = os.environ.get('READ_AT_IMPORT')\n")
     sets = "import os\nos.environ['READ_AT_IMPORT'] = 'set'\nos.environ['OMP_NUM_THREADS'] = '2'\n"
     tops = [
         f"import torch\nimport reads_environment\n{sets}",
         f"import torch\n{sets}import reads_environment\n",
         f"{sets}import reads_environment\nimport torch\n",
     ]
-    said, logged = metrics(tmp_path, [top + _SAYS_WHAT_IT_SAW for top in tops])
-    assert said == ["None - 1 threads", "set - 1 threads", "set - 2 threads"]
-    (line,) = logged
+    files = [tmp_path / f"workload{number}.py" for number in range(len(tops))]
+    for file, top in zip(files, tops, strict=True):
+        file.write_text(top + _SAYS_WHAT_IT_SAW)
+    (tmp_path / "program.py").write_text(_TELL.format(workloads=list(map(str, files))))
+    done = run("program.py", cwd=tmp_path, env=with_folder(packages, OMP_NUM_THREADS="1"))
+    assert done.stdout.splitlines() == ["None - 1 threads", "set - 1 threads", "set - 2 threads"]
+    (line,) = done.stderr.splitlines()
     assert "workload2.py, line 2 runs before torch is imported, so each job imports torch itself, which took" in line
 
 
@@ -238,7 +220,7 @@ def test_a_process_that_runs_the_workload_first_has_not_imported_torch() -> None
     """These modules are imported before `source.import_ahead`."""
     modules = "amp_track.runner.runner, amp_track.runner.process_setup, amp_track.training.devices.heap"
     program = f"import sys, {modules}\nprint([name for name in ('torch', 'numpy') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = run("-c", program)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
@@ -249,10 +231,9 @@ def test_jobs_run_the_package_of_their_command_and_not_an_installed_copy(tmp_pat
     shutil.copytree(ROOT / "amp_track", installed / "amp_track", ignore=shutil.ignore_patterns("__pycache__"))
     job_process = installed / "amp_track" / "runner" / "job_main.py"
     job_process.write_text(job_process.read_text() + '\nprint("of the installed copy")\n')
-    command = [sys.executable, "-m", "amp_track", "dtypes", FAULTS, "--precision", "fp32"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment | {"PYTHONPATH": str(installed)}, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    done = run(
+        "-m", "amp_track", "dtypes", FAULTS, "--precision", "fp32", cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(installed)},
+    )  # fmt: skip
     assert "of the installed copy" not in done.stderr + done.stdout

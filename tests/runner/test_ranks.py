@@ -1,8 +1,6 @@
 import itertools
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.ranks import is_conclusive, merge_job_results
@@ -25,11 +23,6 @@ def test_out_of_memory_is_the_cause_of_what_the_others_say(job_results: tuple[Jo
     assert found.message == f"ran out in process {job_results.index(OOM)} of {len(job_results)}"
 
 
-@pytest.mark.parametrize("job_results", list(itertools.permutations([BUG, LOST, None])))
-def test_a_lost_peer_is_never_the_cause_while_there_is_another(job_results: tuple[JobResult | None, ...]) -> None:
-    assert merge_job_results(job_results).message.startswith("ValueError: off by one in process")
-
-
 @pytest.mark.parametrize(
     "message",
     [
@@ -38,9 +31,10 @@ def test_a_lost_peer_is_never_the_cause_while_there_is_another(job_results: tupl
         "DistNetworkError: the client socket has timed out", "[/pytorch/gloo/tcp.cc:5]",
     ],
 )  # fmt: skip
-def test_every_way_to_lose_a_peer_is_known(message: str) -> None:
+def test_a_lost_peer_is_never_the_cause_while_there_is_another(message: str) -> None:
     lost = JobResult(status=JobStatus.CRASHED, message=message)
-    assert merge_job_results([lost, BUG]).message == "ValueError: off by one in process 1 of 2"
+    for job_results in itertools.permutations([BUG, lost, None]):
+        assert merge_job_results(job_results).message.startswith("ValueError: off by one in process")
     assert merge_job_results([lost, None]).message == f"{message} in process 0 of 2"
 
 
@@ -49,25 +43,7 @@ def test_time_runs_out_for_all_processes() -> None:
 
 
 def test_only_a_cause_that_no_other_process_could_outdo_is_conclusive() -> None:
-    assert [is_conclusive(job_result) for job_result in (OOM, LATE, BUG, LOST, FITS)] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
-
-
-@given(peaks=st.lists(st.integers(0, 2**40), min_size=1, max_size=5))
-def test_peaks_are_the_largest_and_the_rest_is_the_first_ones(peaks: list[int]) -> None:
-    job_results = [
-        JobResult(status=JobStatus.FITS, metric=float(rank), peak_bytes=peak, train_peak_allocated_bytes=peak // 2)
-        for rank, peak in enumerate(peaks)
-    ]
-    found = merge_job_results(job_results)
-    assert (found.metric, found.peak_bytes) == (0.0, max(peaks))
-    assert found.train_peak_allocated_bytes == max(peaks) // 2
-    assert found.eval_peak_allocated_bytes is None
+    assert [each for each in (OOM, LATE, BUG, LOST, FITS) if is_conclusive(each)] == [OOM, LATE]
 
 
 def test_one_process_is_itself() -> None:
@@ -84,3 +60,4 @@ def test_the_largest_is_taken_of_what_some_processes_measured(name: str) -> None
     for job_results in ([small, large], [large, FITS, small], [FITS, large]):
         assert getattr(merge_job_results(job_results), name) == 7
     assert getattr(merge_job_results([FITS, FITS]), name) is None
+    assert merge_job_results([FITS, large]).metric == FITS.metric

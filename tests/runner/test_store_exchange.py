@@ -28,6 +28,7 @@ from amp_track.runner.distributed import Orders, OtherRanks, Stopped
 from amp_track.runner.store_exchange import Board, Exchange, Order, Report
 
 FITS = JobResult(status=JobStatus.FITS, train_loss=0.1, eval_loss=float("inf"))
+OTHER = replace(FITS, message="another")
 JOB = Job(workload="mine.py", device="cpu")
 ORDER = Order(id="0123456789abcdef", task="run", job=JOB)
 
@@ -96,9 +97,19 @@ def ordered(orders: Orders) -> Order:
     return order
 
 
-def listen(first: OtherRanks) -> list[job_processes.Result | None]:
-    job_processes.listen([first], lambda event: None, math.inf)
-    return list(first.results)
+def results_of(
+    first: OtherRanks, *acts: Callable[[], object], task: str = "run", job: Job = JOB
+) -> list[job_processes.Result | None]:
+    """Run a job on the other ranks, which act meanwhile, and return their results."""
+    with first.working(task, job):
+        for act in acts:
+            act()
+        job_processes.listen([first], lambda event: None, math.inf)
+        return list(first.results)
+
+
+def answers(orders: Orders, result: JobResult | AmpTrackError = FITS) -> Callable[[], None]:
+    return lambda: orders.answer(ordered(orders), result)
 
 
 def in_thread(act: Callable[[], object]) -> Future[object]:
@@ -115,7 +126,8 @@ def test_a_job_is_ordered_from_all_and_each_answers(joined: tuple[OtherRanks, li
                 assert order.job == replace(JOB, seed=seed)
                 assert distributed.rendezvous(launch(index), order) == place
                 each.answer(order, replace(FITS, message=f"rank {index}"))
-            assert listen(first) == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
+            job_processes.listen([first], lambda event: None, math.inf)
+            assert first.results == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
         rendezvous.add(place)
     assert len(rendezvous) == 2, "each job has a separate rendezvous"
     first.dismiss()
@@ -131,16 +143,10 @@ def test_what_still_runs_at_the_end_of_a_job_is_stopped(joined: tuple[OtherRanks
             two.read(lambda event: None)
         two.answer(order, None)
 
-    other = in_thread(stopped)
-    with first.working("run", JOB):
-        one.answer(ordered(one), replace(FITS, status=JobStatus.OOM))
-        listen(first)
+    other, oom = in_thread(stopped), replace(FITS, status=JobStatus.OOM)
+    assert results_of(first, answers(one, oom)) == [oom, None]
     other.result(10)
-    assert [result is None for result in first.results] == [False, True]
-    with first.working("run", JOB):  # the late order to stop has no effect
-        for each in (one, two):
-            each.answer(ordered(each), FITS)
-        assert listen(first) == [FITS, FITS]
+    assert results_of(first, answers(one), answers(two)) == [FITS, FITS], "the late order to stop has no effect"
 
 
 def test_an_order_that_is_stopped_before_it_is_seen_is_answered(network: Network) -> None:
@@ -151,56 +157,29 @@ def test_an_order_that_is_stopped_before_it_is_seen_is_answered(network: Network
     assert (other._report.order_id, other._report.answer) == (ORDER.id, None)
 
 
-def test_after_a_failed_job_there_are_no_more(joined: tuple[OtherRanks, list[Orders]]) -> None:
-    first, (one, _) = joined
-
-    def fail() -> None:
-        with first.working("run", JOB):
-            one.answer(ordered(one), BadInput("no"))
-            listen(first)
-
-    with pytest.raises(BadInput, match="rank 1: no"):
-        fail()
-    with pytest.raises(AgentLost, match="is closed"), first.working("run", JOB):
-        pass
-    first.dismiss()
-
-
 @pytest.mark.parametrize("error", [BadInput("no such file", "more"), TargetFailed("it raised", "more")])
-def test_an_error_elsewhere_is_raised_here(joined: tuple[OtherRanks, list[Orders]], error: AmpTrackError) -> None:
+def test_an_error_elsewhere_is_raised_here_and_ends_all(
+    joined: tuple[OtherRanks, list[Orders]], error: AmpTrackError
+) -> None:
     first, (one, two) = joined
-
-    def measure() -> None:
-        with first.working("measure", JOB):
-            one.answer(ordered(one), error)
-            two.answer(ordered(two), FITS)
-            listen(first)
-
     with pytest.raises(type(error), match=f"rank 1: {error}") as raised:
-        measure()
+        results_of(first, answers(one, error), answers(two), task="measure")
     assert raised.value.detail == "more"  # type: ignore[attr-defined]
+    with pytest.raises(AgentLost, match="is closed"):
+        results_of(first)
+    first.dismiss()
 
 
 def test_an_inspection_is_asked_of_one_rank_of_each_machine(joined: tuple[OtherRanks, list[Orders]]) -> None:
     first, (_, two) = joined
-    with first.working("inspect", JOB):
-        assert first.asked == [2]
-        two.answer(ordered(two), FITS)
-        listen(first)
+    assert results_of(first, answers(two), task="inspect") == [FITS]
+    assert first.asked == [2]
 
 
-def test_a_lost_command_is_noticed_while_a_job_runs(joined: tuple[OtherRanks, list[Orders]], network: Network) -> None:
+def test_a_lost_command_is_noticed_while_a_job_runs(joined: tuple[OtherRanks, list[Orders]]) -> None:
     first, (one, two) = joined
-
-    def run() -> None:
-        with first.working("run", JOB):
-            order = ordered(one)
-            two._exchange.close()
-            one.answer(order, FITS)
-            listen(first)
-
     with pytest.raises(AgentLost, match="rank 2: its command has ended"):
-        run()
+        results_of(first, lambda: ordered(one), two._exchange.close)
     with pytest.raises(EOFError):  # rank 0 prints the reason
         one.next()
 
@@ -210,15 +189,8 @@ def test_a_rank_whose_counter_stands_still_is_lost(network: Network, monkeypatch
     first = network.first(count=2)
     other = network.other(1, count=2)  # its counter still increments
     first.wait_until_joined()
-
-    def run() -> None:
-        with first.working("run", JOB):
-            ordered(other)
-            monkeypatch.setattr(other._exchange, "_write", lambda: None)
-            listen(first)
-
     with pytest.raises(AgentLost, match="rank 1: its machine has not answered"):
-        run()
+        results_of(first, lambda: monkeypatch.setattr(other._exchange, "_write", lambda: None))
 
 
 def test_a_rank_0_whose_counter_stands_still_is_lost(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,13 +212,8 @@ def test_a_new_start_in_the_same_store_does_not_meet_the_old_one(network: Networ
     new._receive()
     late = network.other(2)
     new.wait_until_joined()
-    with new.working("run", JOB) as place:
-        for index, each in ((1, early), (2, late)):
-            order = ordered(each)
-            assert distributed.rendezvous(launch(index), order) == place
-            each.answer(order, replace(FITS, message=f"rank {index}"))
-        assert new._local_indices == {1: 1, 2: 0}
-        assert listen(new) == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
+    assert results_of(new, answers(early), answers(late, OTHER)) == [FITS, OTHER]
+    assert new._local_indices == {1: 1, 2: 0}
 
 
 @pytest.mark.parametrize(
@@ -308,13 +275,8 @@ def test_an_answer_that_is_none_is_rejected(change: dict[str, object]) -> None:
 def test_no_order_makes_a_rank_run_another_file(joined: tuple[OtherRanks, list[Orders]]) -> None:
     first, others = joined
     running = [in_thread(each.next) for each in others]
-
-    def run() -> None:
-        with first.working("run", replace(JOB, workload="other.py")):
-            listen(first)
-
     with pytest.raises(BadInput, match=r"rank .: TARGET: rank 0 trains other.py, but this command names mine.py"):
-        run()
+        results_of(first, job=replace(JOB, workload="other.py"))
     for each in running:
         with pytest.raises(EOFError):
             each.result(10)
@@ -336,10 +298,8 @@ def test_nothing_listens_whatever_torchruns_address(network: Network) -> None:
     first = network.first(count=2)
     other = network.other(1, count=2)
     first.wait_until_joined()
-    with first.working("run", JOB):
-        other.answer(ordered(other), FITS)
-        listen(first)
-        assert not listening() - before
+    results_of(first, answers(other))
+    assert not listening() - before
 
 
 @pytest.mark.nightly
