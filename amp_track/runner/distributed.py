@@ -12,10 +12,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from amp_track.config.inspection import Inspection
-from amp_track.config.job import Job, JobFolder, Rank
+from amp_track.config.job import Job, JobFolder
 from amp_track.config.torchrun import Launch
 from amp_track.records.errors import AgentLost, AmpTrackError, BadInput
 from amp_track.records.events import Event
@@ -26,16 +26,12 @@ from amp_track.runner.runner import JobRunner, failure, ignore, inspection_of
 from amp_track.runner.store_exchange import Board, Exchange, Failure, Order, Report
 from amp_track.workers import interrupts, processes
 
-if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]  # documented all the same
-
 _FIRST_SECONDS = 600.0
 """Time limit for rank 0 to start its first job; it may wait for database servers."""
 _JOIN_SECONDS = 300
 """Time limit for the other ranks to import torch and join, from when rank 0 waits for them."""
 _STOP_SECONDS = 60
 """Time limit for a command to end its job process."""
-_STORE_SECONDS = 60.0
 _SIGNAL_SECONDS = 1.0
 """Delay before a lost rank is reported: torchrun may be ending all commands, one after the other."""
 _ALIKE: Mapping[str, Callable[[Inspection], str]] = {
@@ -53,10 +49,10 @@ _log = logging.getLogger("amp_track.runner")
 class OtherRanks(Source):
     """The commands of the other ranks, which the command of rank 0 reads while its job process runs."""
 
-    def __init__(self, launch: Launch, exchange: Exchange) -> None:
+    def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._exchange = exchange
         self._board = Board()
+        self._exchange = Exchange(launch, self._board)
         self._local_indices: dict[int, int] = {}
         """By rank that has joined."""
         self.asked: list[int] = []
@@ -160,19 +156,16 @@ class Stopped(Exception):
 class Orders(Source):
     """The orders of rank 0, which the command of another rank reads while its job process runs.
 
-    Args:
-        exchange: with the store.
-        rank: of this command.
-        workload: the workload in the arguments of this command. Orders for another one are rejected: other users can
-            write to the store and must not choose the file to run.
+    Orders for another workload than that in the arguments of this command are rejected: other users can write to the
+    store and must not choose the file to run.
     """
 
     is_waited_for = False
     is_over = False
 
-    def __init__(self, exchange: Exchange, rank: Rank, workload: str) -> None:
-        self._exchange = exchange
-        self._report = Report(local_index=rank.local_index)
+    def __init__(self, launch: Launch, workload: str) -> None:
+        self._report = Report(local_index=launch.rank.local_index)
+        self._exchange = Exchange(launch, self._report)
         self._workload = workload
         self._seconds: float | None = _FIRST_SECONDS
 
@@ -233,19 +226,6 @@ def rendezvous(launch: Launch, order: Order) -> str:
     return f"tcp://{launch.address}:{launch.port}/amp_track/{order.id}"
 
 
-def _connector(launch: Launch) -> Callable[[], Store]:
-    """Return a function that connects to torchrun's store. Imports torch, which must not happen in a thread."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-    from amp_track.training import process_group
-
-    def connect() -> Store:
-        store = process_group.store_at(launch.address, launch.port, timeout_seconds=_STORE_SECONDS)
-        return PrefixStore(launch.name, store)
-
-    return connect
-
-
 class DistributedRunner(JobRunner):
     """Runs the jobs of one workload in fresh processes of several commands. This is the command of rank 0.
 
@@ -286,7 +266,7 @@ class DistributedRunner(JobRunner):
         """Return the result by rank, after the commands of all ranks have joined."""
         global _others
         if _others is None:
-            others = OtherRanks(self._launch, Exchange(_connector(self._launch), self._launch.rank, Board()))
+            others = OtherRanks(self._launch)
             others.wait_until_joined()
             _others = others
         with _others.working(task, job, folder) as address:
@@ -315,8 +295,7 @@ def follow(launch: Launch, workload: str) -> None:
     with interrupts.deferred(owns_process=True):
         runner = JobRunner(workload, steps_back=True)
         runner.start()
-        exchange = Exchange(_connector(launch), launch.rank, Report(local_index=launch.rank.local_index))
-        orders = Orders(exchange, launch.rank, workload)
+        orders = Orders(launch, workload)
         try:
             while (order := orders.next()) is not None:
                 orders.answer(order, _run_order(runner, launch, order, orders))

@@ -62,22 +62,21 @@ def start(imports: LeadingImports) -> None:
     the temporary folder is too long for a socket.
     """
     _keep_sockets_in_scratch_folder()
-    with _LOCK, _recorded(imports):
+    with _starting(imports):
         pid, statements = _started
         if pid is not None and pid == _pid() and not may_share_server(statements, imports):
             stop()
-        _ensure_running(imports)
+        _ensure_running()
 
 
 def start_process(process: ForkServerProcess, imports: LeadingImports) -> None:
     """Start a process from the fork server, or from a new server if that died."""
     for _ in range(_SERVERS):
-        with _LOCK, _recorded(imports):
+        with _starting(imports):
             try:
-                _ensure_running(imports)
-                # `process.start` restarts a server that has died since. Otherwise it waits seconds for the imports.
-                with _server_environment(imports), _no_main_module(), interrupts.waiting():
-                    process.start()
+                _ensure_running()
+                with _no_main_module(), interrupts.waiting():
+                    process.start()  # starts a server if this one has died since; otherwise it waits for the imports
                 return
             except (EOFError, ConnectionError):
                 stop()
@@ -108,34 +107,21 @@ def _pid() -> int | None:
     return pid
 
 
-@contextlib.contextmanager
-def _recorded(imports: LeadingImports) -> Iterator[None]:
-    """Record the imports of a server that is started within the block."""
-    global _started
-    before = _pid()
-    try:
-        yield
-    finally:
-        if _pid() != before:
-            _started = _pid(), imports.statements
-
-
-def _ensure_running(imports: LeadingImports) -> None:
+def _ensure_running() -> None:
     CONTEXT.set_forkserver_preload([PRELOAD_MODULE])
-    with _server_environment(imports):
-        resource_tracker.ensure_running()  # before blocking signals, because it unblocks them
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the server ignores it
-        try:
-            forkserver.ensure_running()
-        except OSError as error:
-            if "AF_UNIX path too long" not in str(error):
-                raise
-            raise BadInput(
-                f"TMPDIR: got {tempfile.gettempdir()}, expected a path of at most {_LONGEST_TMPDIR} characters. Set a "
-                "shorter one, because it also holds sockets."
-            ) from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    resource_tracker.ensure_running()  # before blocking signals, because it unblocks them
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the server ignores it
+    try:
+        forkserver.ensure_running()
+    except OSError as error:
+        if "AF_UNIX path too long" not in str(error):
+            raise
+        raise BadInput(
+            f"TMPDIR: got {tempfile.gettempdir()}, expected a path of at most {_LONGEST_TMPDIR} characters. Set a "
+            "shorter one, because it also holds sockets."
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _keep_sockets_in_scratch_folder() -> None:
@@ -152,13 +138,14 @@ def _keep_sockets_in_scratch_folder() -> None:
 
 
 @contextlib.contextmanager
-def _server_environment(imports: LeadingImports) -> Iterator[None]:
-    """Set the environment of a server that is started within the block, and disable address-space randomization.
+def _starting(imports: LeadingImports) -> Iterator[None]:
+    """Set the environment of a server that is started within the block, and record its imports.
 
-    Objects are then hashed, sorted and placed in the same way, and a job uses the same memory in every command. The
-    peak of an LSTM's training in 12 commands was equal to the page; with random addresses it differed by up to 0.7 %.
-    A container may forbid this; then addresses stay random.
+    Disable address-space randomization: objects are then hashed, sorted and placed in the same way, and a job uses the
+    same memory in every command. The peak of an LSTM's training in 12 commands was equal to the page; with random
+    addresses it differed by up to 0.7 %. A container may forbid this; then addresses stay random.
     """
+    global _started
     environment = {
         PRELOAD_VARIABLE: "\n".join(imports.statements),
         "PYTHONPATH": os.pathsep.join(filter(None, [PACKAGE_FOLDER, os.environ.get("PYTHONPATH", "")])),
@@ -168,15 +155,17 @@ def _server_environment(imports: LeadingImports) -> Iterator[None]:
         # Otherwise torch.cuda.is_available(), which packages call at import, initializes CUDA.
         "PYTORCH_NVML_BASED_CUDA_CHECK": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
     }
-    random_addresses = _personality(_NO_CHANGE)
-    if random_addresses != -1:
-        _personality(random_addresses | _ADDR_NO_RANDOMIZE)
-    try:
-        with processes.variables(environment):
-            yield
-    finally:
+    with _LOCK, processes.variables(environment):
+        before, random_addresses = _pid(), _personality(_NO_CHANGE)
         if random_addresses != -1:
-            _personality(random_addresses)
+            _personality(random_addresses | _ADDR_NO_RANDOMIZE)
+        try:
+            yield
+        finally:
+            if random_addresses != -1:
+                _personality(random_addresses)
+            if _pid() != before:
+                _started = _pid(), imports.statements
 
 
 def _personality(persona: int) -> int:

@@ -16,23 +16,21 @@ import multiprocessing
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from amp_track.config import values
 from amp_track.config.inspection import Inspection
-from amp_track.config.job import Job, JobFolder, Rank
+from amp_track.config.job import Job, JobFolder
+from amp_track.config.torchrun import Launch
 from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, StoreFailed, TargetFailed, printable
 from amp_track.records.result import JobResult
 from amp_track.workers import interrupts
 from amp_track.workers.liveness import Silence
 
-if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]  # documented all the same
-
 SILENT_SECONDS = 20.0
+_CONNECT_SECONDS = 60.0
 _ROUND_SECONDS = 0.05
 _BEAT_SECONDS = 1.0
 _LEAVE_SECONDS = 5
@@ -130,21 +128,29 @@ def _printable(value: Any) -> Any:
 
 
 class Exchange:
-    """The connection from the command of one rank to the store. Rank 0 talks to all others, and they to rank 0.
+    """The connection from a command to the store. Rank 0 reads the messages of all others, and they read its message.
 
     Args:
-        connect: returns torchrun's store with a prefix for this launch. Called in the thread.
-        rank: the rank of the command.
+        launch: how torchrun started the command.
         message: the first message of this rank.
     """
 
-    def __init__(self, connect: Callable[[], Store], rank: Rank, message: Message) -> None:
+    def __init__(self, launch: Launch, message: Message) -> None:
+        # Imports torch, which must not happen in a thread.
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # documented all the same
+
+        from amp_track.training import process_group
+
+        def connect() -> PrefixStore:
+            store = process_group.store_at(launch.address, launch.port, timeout_seconds=_CONNECT_SECONDS)
+            return PrefixStore(launch.name, store)
+
         self.connection, self._thread_end = multiprocessing.Pipe(duplex=False)
         self._connect = connect
         self._message = message
-        self._index = rank.index
-        self._others = range(1, rank.count) if rank.index == 0 else range(1)
-        self._model: type[Message] = Report if rank.index == 0 else Board
+        self._index = launch.rank.index
+        self._others = range(1, launch.rank.count) if launch.is_first else range(1)
+        self._model: type[Message] = Report if launch.is_first else Board
         self._written: Message | None = None
         self._beats = self._rounds = 0
         self._beaten_at = 0.0

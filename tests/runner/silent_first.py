@@ -10,8 +10,7 @@ from torch.distributed import TCPStore
 from amp_track.config.job import Rank
 from amp_track.config.torchrun import Launch
 from amp_track.records.errors import AgentLost
-from amp_track.runner.distributed import Orders, OtherRanks, _connector
-from amp_track.runner.store_exchange import Board, Exchange, Report
+from amp_track.runner.distributed import Orders, OtherRanks
 
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
 """From Linux's sockios.h and if.h."""
@@ -32,10 +31,8 @@ def main() -> None:
         Launch(rank=Rank(index=index, count=2), address="127.0.0.1", port=server.port, name="launch")
         for index in (0, 1)
     ]
-    first = Exchange(_connector(launches[0]), launches[0].rank, Board())
-    other = Exchange(_connector(launches[1]), launches[1].rank, Report(local_index=0))
-    orders = Orders(other, launches[1].rank, "mine.py")
-    OtherRanks(launches[0], first).wait_until_joined()
+    orders = Orders(launches[1], "mine.py")
+    OtherRanks(launches[0]).wait_until_joined()
     orders._receive()
     set_loopback(up=False)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import pickle
@@ -33,32 +32,27 @@ JOB = Job(workload="mine.py", device="cpu")
 ORDER = Order(id="0123456789abcdef", task="run", job=JOB)
 
 
-def launch(index: int, count: int = 3) -> Launch:
-    return Launch(rank=Rank(index=index, count=count, local_index=index % 2), address="0.0.0.0", port=1, name="launch")
-
-
 class Network:
     """A store like that of torchrun, and the commands that use it."""
 
     def __init__(self) -> None:
         self._server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._exchanges: list[Exchange] = []
-        self.store = self.client()
+        self.store = PrefixStore("launch", self._server)
 
-    def client(self) -> PrefixStore:
-        seconds = datetime.timedelta(seconds=60)  # to connect while other tests run
-        store = TCPStore("127.0.0.1", self._server.port, is_master=False, timeout=seconds)
-        store.set_timeout(datetime.timedelta(seconds=5))
-        return PrefixStore("launch", store)
+    def launch(self, index: int, count: int = 3) -> Launch:
+        rank = Rank(index=index, count=count, local_index=index % 2)
+        return Launch(rank=rank, address="0.0.0.0", port=self._server.port, name="launch")
 
     def first(self, count: int = 3) -> OtherRanks:
-        self._exchanges.append(Exchange(self.client, launch(0, count).rank, Board()))
-        return OtherRanks(launch(0, count), self._exchanges[-1])
+        first = OtherRanks(self.launch(0, count))
+        self._exchanges.append(first._exchange)
+        return first
 
     def other(self, index: int, count: int = 3) -> Orders:
-        rank = launch(index, count).rank
-        self._exchanges.append(Exchange(self.client, rank, Report(local_index=rank.local_index)))
-        return Orders(self._exchanges[-1], rank, JOB.workload)
+        orders = Orders(self.launch(index, count), JOB.workload)
+        self._exchanges.append(orders._exchange)
+        return orders
 
     def forge(self, rank: int, *values: str | bytes) -> None:
         """Write messages as any process that reaches the store can."""
@@ -116,7 +110,7 @@ def in_thread(act: Callable[[], object]) -> Future[object]:
     return ThreadPoolExecutor().submit(act)
 
 
-def test_a_job_is_ordered_from_all_and_each_answers(joined: tuple[OtherRanks, list[Orders]]) -> None:
+def test_a_job_is_ordered_from_all_and_each_answers(joined: tuple[OtherRanks, list[Orders]], network: Network) -> None:
     first, others = joined
     rendezvous = set()
     for seed in (1, 2):
@@ -124,7 +118,7 @@ def test_a_job_is_ordered_from_all_and_each_answers(joined: tuple[OtherRanks, li
             for index, each in enumerate(others, start=1):
                 order = ordered(each)
                 assert order.job == replace(JOB, seed=seed)
-                assert distributed.rendezvous(launch(index), order) == place
+                assert distributed.rendezvous(network.launch(index), order) == place
                 each.answer(order, replace(FITS, message=f"rank {index}"))
             job_processes.listen([first], lambda event: None, math.inf)
             assert first.results == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
