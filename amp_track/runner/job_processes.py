@@ -121,12 +121,8 @@ def _is_running(process: ForkServerProcess) -> bool:
 def started(imports: LeadingImports, *arguments: Any, steps_back: bool = False) -> Iterator[Child]:
     """Start a process with the arguments of `process_setup.main`, and kill it at the end of the block.
 
-    Its children are killed with it, unless they have left its process group.
-
-    Args:
-        imports: of the fork server.
-        *arguments: pickled.
-        steps_back: lower the priority of this process, which cannot be undone.
+    Its children are killed with it, unless they have left its process group. `steps_back` lowers the priority of this
+    process, which cannot be undone.
     """
     fork_server.start(imports)  # before the priority is lowered, which the fork server would inherit
     if steps_back:

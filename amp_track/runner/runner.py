@@ -106,10 +106,9 @@ class JobRunner:
         return result
 
     def plan(self, job: Job, task: PlanTask, *, processes: int = 1) -> PlanReport:
-        """Predict the memory of the training step of a resolved job, in `processes` parallel processes.
+        """Predict the memory of a resolved job's training step, in parallel processes.
 
-        Raises:
-            BadInput: the step cannot run on fake tensors.
+        Raises BadInput if the step cannot run on fake tensors.
         """
         results = self.in_fresh_processes(task, job, ranks_of_one_machine(processes))
         for result in results:
@@ -150,57 +149,33 @@ class JobRunner:
         """Return the result of each process, followed by the results of ranks in other commands.
 
         The result is None for a process that was killed because another one had failed.
-
-        If a package initialized CUDA at import, the fork server is useless for jobs on a GPU. It is replaced by a
-        server that leaves the imports of packages that only the workload needs to the jobs.
         """
-        while True:
-            try:
-                return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder, beside)
-            except CudaTouched:
-                statements = self._imports.statements
-                left = [each for each in statements if not leading_imports.is_of_required_package(each)]
-                if not left:
-                    raise
-                _log.warning(
-                    "%s initializes CUDA, so each job runs this import, which takes seconds. Delay the first use of "
-                    "CUDA until after the import.", "; ".join(left),
-                )  # fmt: skip
-                kept = tuple(each for each in statements if each not in left)
-                self._imports = dataclasses.replace(self._imports, statements=kept)
-                fork_server.stop()
-
-    def _in_processes_of_one_server(
-        self,
-        task: Task,
-        job: Job,
-        all_ranks: Sequence[Rank],
-        on_event: Callable[[Event], None],
-        folder: JobFolder | None,
-        beside: Sequence[job_processes.Source],
-    ) -> list[job_processes.Result | None]:
         started = time.monotonic()
         oom_kills = cgroup.oom_kills()  # to distinguish SIGKILL by the kernel from other senders
-        with contextlib.ExitStack() as stack:
-            running = [
-                stack.enter_context(
-                    job_processes.started(
-                        self._imports, task, job, folder, rank, self._has_killed, steps_back=self._steps_back
+        try:
+            with contextlib.ExitStack() as stack:
+                running = [
+                    stack.enter_context(
+                        job_processes.started(
+                            self._imports, task, job, folder, rank, self._has_killed, steps_back=self._steps_back
+                        )
                     )
-                )
-                for rank in all_ranks
-            ]
-            self._has_killed = True  # in case an exception ends this block
-            # The timeout does not start at `started`: the first process waits until torch is imported.
-            seconds = math.inf if job.job_timeout_seconds is None else job.job_timeout_seconds
-            job_processes.listen([*running, *beside], on_event, time.monotonic() + seconds)
-            kills = cgroup.oom_kills() - oom_kills
-            for child in running:
-                if child.has_died:
-                    child.result = crash_diagnosis.job_result_of_death(child, kills, time.monotonic() - started)
-            self._has_killed = any(child.has_died or child.result is None for child in running)
-            results = [crash_diagnosis.oom_if_its_loader_was_killed(child.result, kills) for child in running]
-            results += [result for source in beside for result in source.results]
+                    for rank in all_ranks
+                ]
+                self._has_killed = True  # in case an exception ends this block
+                # The timeout does not start at `started`: the first process waits until torch is imported.
+                seconds = math.inf if job.job_timeout_seconds is None else job.job_timeout_seconds
+                job_processes.listen([*running, *beside], on_event, time.monotonic() + seconds)
+                kills = cgroup.oom_kills() - oom_kills
+                for child in running:
+                    if child.has_died:
+                        child.result = crash_diagnosis.job_result_of_death(child, kills, time.monotonic() - started)
+                self._has_killed = any(child.has_died or child.result is None for child in running)
+                results = [crash_diagnosis.oom_if_its_loader_was_killed(child.result, kills) for child in running]
+                results += [result for source in beside for result in source.results]
+        except CudaTouched as error:
+            self._leave_imports_to_jobs(error)
+            return self.in_fresh_processes(task, job, all_ranks, on_event, folder, beside)
         has_failed = any(isinstance(result, JobResult) and not result.fits for result in results)
         if None in results and not has_failed:
             what = "importing it and loading its data took longer than" if task == "inspect" else "gave up after"
@@ -211,6 +186,23 @@ class JobRunner:
             )
             return [timed_out] * len(results)
         return results
+
+    def _leave_imports_to_jobs(self, error: CudaTouched) -> None:
+        """Replace a fork server in which a package initialized CUDA, so that no job can use a GPU.
+
+        The next one skips packages that only the workload needs. Raise the error if there are none.
+        """
+        statements = self._imports.statements
+        left = [each for each in statements if not leading_imports.is_of_required_package(each)]
+        if not left:
+            raise error
+        _log.warning(
+            "%s initializes CUDA, so each job runs this import, which takes seconds. Delay the first use of CUDA until "
+            "after the import.", "; ".join(left),
+        )  # fmt: skip
+        kept = tuple(each for each in statements if each not in left)
+        self._imports = dataclasses.replace(self._imports, statements=kept)
+        fork_server.stop()
 
 
 def inspection_of(job: Job, result: job_processes.Result | None) -> Inspection:

@@ -43,19 +43,15 @@ class _Strict(BaseModel):
 
 
 class Order(_Strict):
-    """An order to run one process of a job on each rank.
-
-    Args:
-        id: unique; the rendezvous of the processes contains it.
-        task: the task of the job processes. Only the first rank of each machine inspects the job.
-        job: resolved, except for the task `inspect`.
-        folder: of the job on the machine of rank 0. Other ranks stay synchronized with its writes.
-    """
+    """An order to run one process of a job on each rank."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    """Unique; the rendezvous of the processes contains it."""
     task: Literal["run", "measure", "inspect"]
+    """Only the first rank of each machine inspects the job."""
     job: Job
     folder: JobFolder | None = None
+    """On the machine of rank 0. Other ranks stay synchronized with its writes."""
 
     @field_validator("job")
     @classmethod
@@ -128,12 +124,7 @@ def _printable(value: Any) -> Any:
 
 
 class Exchange:
-    """The connection from a command to the store. Rank 0 reads the messages of all others, and they read its message.
-
-    Args:
-        launch: how torchrun started the command.
-        message: the first message of this rank.
-    """
+    """The connection from a command to the store. Rank 0 reads the messages of all others, and they read that one."""
 
     def __init__(self, launch: Launch, message: Message) -> None:
         # Imports torch, which must not happen in a thread.
@@ -244,9 +235,7 @@ class Exchange:
 
     def _look(self) -> dict[int, bytes]:
         """Return the values of the other ranks that have one."""
-        self._present.update(
-            index for index in self._others if index not in self._present and self._store.check([_key(index)])
-        )
+        self._present |= {i for i in self._others if i not in self._present and self._store.check([_key(i)])}
         found = sorted(self._present)
         return dict(zip(found, self._store.multi_get([_key(index) for index in found]), strict=True)) if found else {}
 

@@ -131,8 +131,13 @@ def test_fork_servers_that_die_at_once_are_told_in_one_line(tmp_path: Path) -> N
     assert stderr.splitlines()[-1].startswith("amp_track.records.errors.AmpTrackError: The fork server died 3 times")
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("fault", ["grandchild and hang", "hang without the GIL released"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("grandchild and hang", marks=pytest.mark.slow),
+        pytest.param("hang without the GIL released", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_killed_command_leaves_neither_processes_nor_folders(tmp_path: Path, fault: str) -> None:
     notes = tmp_path / "notes"
     with tempfile.TemporaryDirectory() as temporary:  # the name of `tmp_path` is too long for a socket

@@ -1,17 +1,14 @@
 """Fresh processes that run out of memory, raise, exit, hang or are killed: each returns the right status."""
 
-import contextlib
 import dataclasses
 import mmap
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from support import DIGITS, FAULTS, MEBIBYTE, OUR_FRAMES, ROOT, WORKLOADS
 
@@ -159,78 +156,28 @@ def test_synthetic_batches_report_no_metric(runner: JobRunner, fault_job: FaultJ
     assert job_result.samples_per_second is not None
 
 
-_INTERRUPTED = """
+_INTERRUPTED = f"""
 import os, signal
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
 from amp_track.runner import job_processes
 from amp_track.runner.runner import JobRunner
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
-    box = JobRunner({workload!r})
-    job = Job(workload={workload!r}, options=(("fault", "hang"),), precision="fp32")
-    job = resolve(job, box.inspect(job))
-    print("hanging", flush=True)
-    if {interrupts_itself}:
-        open_connections = []
-        class Child(job_processes.Child):
-            def __init__(self, *arguments):
-                open_connections.append(arguments)
-                os.kill(os.getpid(), signal.SIGINT)
-                super().__init__(*arguments)
-        job_processes.Child = Child
-    try:
-        box.run(job)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
+box = JobRunner({FAULTS!r})
+job = Job(workload={FAULTS!r}, options=(("fault", "hang"),), precision="fp32")
+job = resolve(job, box.inspect(job))
+open_connections = []
+class Child(job_processes.Child):
+    def __init__(self, *arguments):
+        open_connections.append(arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        super().__init__(*arguments)
+job_processes.Child = Child
+try:
+    box.run(job)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
 """
-
-
-@contextlib.contextmanager
-def _hanging_search(folder: Path, *, interrupts_itself: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that runs a hanging job. With `interrupts_itself` it receives SIGINT when the job starts."""
-    script = folder / "hanging.py"
-    script.write_text(_INTERRUPTED.format(workload=FAULTS, interrupts_itself=interrupts_itself))
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=folder) as parent:
-        try:
-            assert parent.stdout is not None
-            assert parent.stdout.readline() == "hanging\n"
-            yield parent
-        finally:
-            parent.kill()
-
-
-def _processes_of(parent: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Return the children of a hanging search after its job has started."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        children = psutil.Process(parent.pid).children(recursive=True)
-        if len(children) >= 3:  # resource tracker, fork server, job
-            return children
-        time.sleep(0.05)
-    raise AssertionError("the job process did not start")
-
-
-@pytest.mark.parametrize(
-    "ending",
-    [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), pytest.param(signal.SIGINT, marks=pytest.mark.nightly)],
-)
-def test_a_job_dies_with_its_parent(tmp_path: Path, ending: signal.Signals) -> None:
-    with _hanging_search(tmp_path) as parent:
-        children = _processes_of(parent)
-        parent.send_signal(ending)
-        output, _ = parent.communicate(timeout=60)
-    assert output == ("" if ending is signal.SIGKILL else "interrupted\n")
-    _, alive = psutil.wait_procs(children, timeout=30)
-    assert alive == []
-
-
-@pytest.mark.nightly
-def test_ctrl_c_as_a_job_starts_ends_it_too(tmp_path: Path) -> None:
-    """Otherwise the command hangs, because multiprocessing waits at exit for running children."""
-    with _hanging_search(tmp_path, interrupts_itself=True) as parent:
-        output, _ = parent.communicate(timeout=60)
-    assert output == "interrupted\n"
 
 
 _WITHOUT_A_GUARD = f"""
@@ -252,6 +199,12 @@ def _printed_by_a_command_of_its_own(folder: Path, script: str, **environment: s
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_as_a_job_starts_ends_it_too(tmp_path: Path) -> None:
+    """Otherwise the command hangs, because multiprocessing waits at exit for running children."""
+    assert _printed_by_a_command_of_its_own(tmp_path / "own", _INTERRUPTED) == "interrupted\n"
 
 
 @pytest.mark.nightly
