@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from amp_track.commands import interrupted_safely
 from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS, REFERENCE
 from amp_track.records.errors import BadInput, NothingFits
-from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import compare as compare_report
 from amp_track.report import progress
 from amp_track.results.compare import Cell, CompareResult, as_numbers, in_order
 from amp_track.results.trial_row import TrialRow
 from amp_track.session import checks, publish, study_manifest
 from amp_track.session.run_job import run_trial, seed_text
-from amp_track.session.session import Runner, Session, interrupted_safely
+from amp_track.session.session import Runner, Session
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
 
 if TYPE_CHECKING:
-    from amp_track.study import grid
-    from amp_track.study.types import BaseDistribution, Study, Trial
+    from amp_track.study.grid import Grid
+    from amp_track.study.types import BaseDistribution, Study
 
 _NEARLY_AS_LONG = 0.9
 """A training that timed out after this fraction of the current --job-timeout is not repeated; clocks differ."""
@@ -59,22 +59,15 @@ def compare(request: Request, *, runner: Runner | None = None) -> CompareResult:
         _train(tracked_study, sessions)
         tracker.settle()
         result = result_of(base, study, sessions, tracked_study.run)
-        publish.note_answer(studies, result, parts=("compare",))
-        result = dataclasses.replace(
-            result, report=publish.keep_compare(result, tracked_study.parent, tracker, ui=base.ui)
-        )
+        result = dataclasses.replace(result, report=publish.publish(tracked_study, result, "compare"))
         if not any(training.job_result.fits for cell in result.cells for training in cell.trainings):
-            raise NothingFits(_why_nothing_ran(result), result.as_json())
-        publish.show_plots(studies, "compare", result.run_id, trials={})
+            statuses = ", ".join(sorted({cell.status for cell in result.cells}))
+            raise NothingFits(
+                f"no training of this comparison fits at batch {result.job.batch_size} ({statuses}). Use a smaller "
+                "--batch-size, a larger --memory-budget, or a longer --job-timeout.",
+                result.as_json(),
+            )
         return result
-
-
-def _why_nothing_ran(result: CompareResult) -> str:
-    statuses = ", ".join(sorted({cell.status for cell in result.cells}))
-    return (
-        f"no training of this comparison fits at batch {result.job.batch_size} ({statuses}). Use a smaller "
-        "--batch-size, a larger --memory-budget, or a longer --job-timeout."
-    )
 
 
 def _sessions(request: Request, runner: Runner | None) -> tuple[Session, dict[str, Session]]:
@@ -85,9 +78,8 @@ def _sessions(request: Request, runner: Runner | None) -> tuple[Session, dict[st
         return base, {"": base}
     option, texts = request.compare_options.vary
     options = request.job.options
-    checks.check_varied(request, [option])
     first = dataclasses.replace(request, job=dataclasses.replace(request.job, options=(*options, (option, texts[0]))))
-    with checks.named_by_vary([option]):
+    with checks.given_by_vary(request, [option]):
         base = Session.prepare(first, request.max_batch_options.precisions, runner=runner)
         each = [base, *(base.with_options((*options, (option, text))) for text in texts[1:])]
     by_value = {dict(session.inspection.options)[option]: session for session in each}  # 16 and 016 are the same value
@@ -95,52 +87,50 @@ def _sessions(request: Request, runner: Runner | None) -> tuple[Session, dict[st
 
 
 def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None:
-    from amp_track.study import grid, storage
+    from amp_track.study import storage, trials
     from amp_track.study.max_batches import memory_violation
 
     base = tracked_study.session
-    option, param = _option(base.request), _param(base)
-    points = _points(base, sessions)
+    option, grid = _option(base.request), _grid(base, tracked_study.study, sessions)
     progress.say(
         f"comparing {', '.join(base.precisions)}"
         + (f" at {option}={','.join(sessions)}" if option is not None else "")
-        + f": {len(points)} trainings at batch {base.job.batch_size}"
+        + f": {len(grid.points)} trainings at batch {base.job.batch_size}"
     )
-
     base.say_cautions()
     pace = progress.Pace()
-
-    def run_training(trial: Trial, point: grid.Point) -> tuple[JobResult, str]:
-        value = point.get(param, "")
-        options = sessions[value].inspection.options
-        job = dataclasses.replace(base.job, options=options, precision=point["precision"], seed=point["seed"])
-        note = (f"{option}={value} " if option is not None else "") + seed_text(job.seed, base.seeds)
-        made = len(grid.trained(tracked_study.study, points, value=_speed_of, is_known=_is_known(base)))
-        where = pace.next(made, len(points))
-        of_value = dataclasses.replace(tracked_study, session=sessions[value])
-        job_result, run_id = run_trial(of_value, trial, job, note=note, where=where)
-        storage.constrain(trial, "memory", memory_violation(job_result, job.memory_budget_bytes))
-        return job_result, run_id
-
-    grid.train_grid(
-        tracked_study.study,
-        points,
-        distributions=_distributions(base, param, list(sessions)),
-        run_training=run_training,
-        value=_speed_of,
-        is_known=_is_known(base),
-    )
+    grid.check_choices()
+    while grid.is_anything_left():
+        with trials.next_trial(grid.study) as asked:
+            point = grid.claim(asked.trial)
+            value = point.get(_param(option), "")
+            session = sessions[value]
+            job = dataclasses.replace(
+                base.job, options=session.inspection.options, precision=point["precision"], seed=point["seed"]
+            )
+            note = (f"{option}={value} " if option is not None else "") + seed_text(job.seed, base.seeds)
+            where = pace.next(len(grid.trained()), len(grid.points))
+            of_value = dataclasses.replace(tracked_study, session=session)
+            job_result, run_id = run_trial(of_value, asked.trial, job, note=note, where=where)
+            storage.constrain(asked.trial, "memory", memory_violation(job_result, job.memory_budget_bytes))
+            asked.value = grid.record(asked.trial, job_result, run_id)
 
 
 def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run: StudyRun) -> CompareResult:
     """Return the result of a comparison at the values where every precision was trained; `sessions` are by value."""
-    from amp_track.study import grid
-
     assert base.job.batch_size is not None, "a comparison needs one"
-    points, param = _points(base, sessions), _param(base)
-    trained = grid.trained(study, points, value=_speed_of, is_known=_is_known(base))
-    missing = len(points) - len(trained)
-    made = {(training.point.get(param, ""), training.point["precision"]) for training in trained}
+    option, grid = _option(base.request), _grid(base, study, sessions)
+    trained = grid.trained()
+    made: dict[tuple[str, str], list[TrialRow]] = {}
+    for training in trained:
+        row = TrialRow(
+            precision=training.point["precision"],
+            batch_size=base.job.batch_size,
+            seed=training.point["seed"],
+            job_result=training.job_result,
+            run_id=run.id_of(training.run_id),
+        )
+        made.setdefault((training.point.get(_param(option), ""), row.precision), []).append(row)
     values = [value for value in sessions if all((value, precision) in made for precision in base.precisions)]
     result = CompareResult(
         study=run.name,
@@ -151,7 +141,7 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
         hardware=base.inspection.hardware,
         metric_name=base.inspection.metric_name,
         higher_is_better=base.inspection.higher_is_better,
-        option=_option(base.request),
+        option=option,
         values=tuple(values),
         precisions=base.precisions,
         skipped=base.unsupported,
@@ -159,70 +149,49 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
         seeds=base.request.search_options.seeds,
         tolerance=base.request.search_options.tolerance,
         cells=tuple(
-            Cell(
-                value=value,
-                precision=precision,
-                trainings=tuple(
-                    TrialRow(
-                        precision=precision,
-                        batch_size=base.job.batch_size,
-                        seed=training.point["seed"],
-                        job_result=training.job_result,
-                        run_id=run.id_of(training.run_id),
-                    )
-                    for training in trained
-                    if (training.point.get(param, ""), training.point["precision"]) == (value, precision)
-                ),
-            )
+            Cell(value=value, precision=precision, trainings=tuple(made[value, precision]))
             for value in values
             for precision in base.precisions
         ),
-        missing=missing,
+        missing=len(grid.points) - len(trained),
     )
     return dataclasses.replace(result, answers=tuple(compare_report.answers(result)))
 
 
-def _speed_of(job_result: JobResult) -> float:
-    return job_result.samples_per_second or 0.0
-
-
-def _is_known(base: Session) -> Callable[[JobResult], bool]:
-    """Return a function that checks whether a result counts: a timeout with less time than now does not."""
-    seconds = _NEARLY_AS_LONG * (base.job.job_timeout_seconds or math.inf)
-    return lambda job_result: job_result.status is not JobStatus.TIMED_OUT or job_result.wall_seconds >= seconds
-
-
-def _points(base: Session, sessions: Mapping[str, Session]) -> list[grid.Point]:
+def _grid(base: Session, study: Study, sessions: Mapping[str, Session]) -> Grid:
     """Return the requested trainings, precisions innermost: trainings to be compared run close together.
 
     The data is part of a point because an option may change it, and results on other data are not comparable.
     """
-    return [
-        {"precision": precision, "seed": seed, "dataset": session.inspection.dataset_digest}
-        | ({_param(base): value} if _option(base.request) is not None else {})
-        for seed in base.seeds
-        for value, session in sessions.items()
-        for precision in base.precisions
-    ]
-
-
-def _distributions(base: Session, param: str, values: list[str]) -> dict[str, BaseDistribution]:
-    """Return distributions that a later command may widen: Optuna rejects new choices of a categorical one."""
+    from amp_track.study.grid import Grid
     from amp_track.study.types import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    seeds = base.seeds
-    known: dict[str, BaseDistribution] = {
+    option = _option(base.request)
+    distributions: dict[str, BaseDistribution] = {
         "precision": CategoricalDistribution(PRECISIONS),
-        "seed": IntDistribution(seeds[0], seeds[-1]),
+        "seed": IntDistribution(base.seeds[0], base.seeds[-1]),
     }
-    if (numbers := as_numbers(values)) is not None:
-        known[param] = FloatDistribution(min(numbers), max(numbers))  # accepts the text of a number
-    return known
+    # A later command may widen numbers; Optuna rejects new choices of a categorical distribution.
+    if (numbers := as_numbers(list(sessions))) is not None:
+        distributions[_param(option)] = FloatDistribution(min(numbers), max(numbers))  # accepts the text of a number
+    return Grid(
+        study=study,
+        points=[
+            {"precision": precision, "seed": seed, "dataset": session.inspection.dataset_digest}
+            | ({_param(option): value} if option is not None else {})
+            for seed in base.seeds
+            for value, session in sessions.items()
+            for precision in base.precisions
+        ],
+        distributions=distributions,
+        objective="samples/s",
+        timeout_seconds=_NEARLY_AS_LONG * (base.job.job_timeout_seconds or math.inf),
+    )
 
 
-def _param(base: Session) -> str:
+def _param(option: str | None) -> str:
     """Return the trial parameter of the option; the prefix avoids a conflict with precision, seed and dataset."""
-    return f"option.{_option(base.request)}"
+    return f"option.{option}"
 
 
 def _option(request: Request) -> str | None:

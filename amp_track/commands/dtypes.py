@@ -12,7 +12,7 @@ from amp_track.session.session import Session
 
 def dtypes(request: Request) -> DtypesReport:
     """Trace one forward and backward pass. Raises as `train` does."""
-    session = Session.prepare_readonly(request, (request.job.precision,))
+    session = Session.prepare(request, (request.job.precision,), uses_stores=False)
     with progress.working("tracing one forward and backward pass"):
         report = session.runner.dtypes(session.job)
     if isinstance(report, DtypesReport):

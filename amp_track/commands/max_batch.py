@@ -6,14 +6,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from amp_track.commands import interrupted_safely
 from amp_track.config.job import steps_per_epoch
 from amp_track.config.options import Request
+from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import NothingFits
 from amp_track.report import progress
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.session import probe_jobs, publish, study_manifest
 from amp_track.session.run_job import limit_in_words, run_trial, why_nothing_fits
-from amp_track.session.session import Runner, Session, interrupted_safely
+from amp_track.session.session import Runner, Session
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
 
 if TYPE_CHECKING:
@@ -46,9 +48,7 @@ def max_batch_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None
         result = find_max_batches(tracked_study, sampler)
         if study_manifest.is_searched(study):  # the page of a search has more
             return dataclasses.replace(result, report=publish.page_of_run(tracked_study.parent))
-        publish.note_answer(studies, result, parts=("max-batch",))
-        page = publish.keep_page(result, tracked_study.parent, ui=studies.session.ui)
-        return dataclasses.replace(result, report=page)
+        return dataclasses.replace(result, report=publish.publish(tracked_study, result, "max-batch"))
 
 
 def open_study(studies: Studies) -> tuple[Study, BatchSampler]:
@@ -67,6 +67,7 @@ def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxB
         NothingFits: not even one sample fits, at any precision.
     """
     from amp_track.study import max_batches, trials
+    from amp_track.study.batch_sampler import Proposal
 
     session, study, goal = tracked_study.session, tracked_study.study, sampler.goal
     progress.say(f"finding the max batch within {limit_in_words(session.job)} at {', '.join(session.precisions)}")
@@ -90,11 +91,15 @@ def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxB
     publish.show_max_batches(tracked_study.studies, study, goal)
 
     fits = max_batches.proven(study, sampler)
-    fits = {name: _with_bytes_needed(session, name, fitted, budget) for name, fitted in fits.items()}
+    for precision, fitted in fits.items():  # without a limit, measure the memory of one sample that does not fit
+        if not fitted.max_batch.batch_size and fitted.why_unsupported is None:
+            one_sample = probe_jobs.job_of(session, Proposal(precision, 1, "beyond", ""), budget)
+            wanted = fitted.failure.wanted_bytes if fitted.failure is not None else None
+            needed = max(session.bytes_needed(one_sample) or 0, wanted or 0)
+            fits[precision] = dataclasses.replace(fitted, bytes_needed=needed or None)
     tracked_study.tracker.settle()
     result = result_of(session, study, sampler, fits, run=tracked_study.run)
-    publish.keep_max_batches(result, tracked_study.parent)
-    publish.note_proofs(tracked_study.studies, result)
+    publish.keep_max_batches(tracked_study, result)
     if all(fitted.max_batch.batch_size == 0 for fitted in fits.values()):
         raise NothingFits(why_nothing_fits(goal.budget_bytes, fits), result.as_json())
     return result
@@ -107,6 +112,9 @@ def result_of(
     from amp_track.study import max_batches
 
     trials = study.get_trials(deepcopy=False)
+    skipped = session.unsupported | {
+        name: "not asked for" for name in PRECISIONS if name not in (*session.precisions, *session.unsupported)
+    }
     unproven = {}
     for precision in session.precisions:
         if precision not in fits:
@@ -128,7 +136,7 @@ def result_of(
             )
             for precision, fitted in fits.items()
         },
-        skipped=session.skipped | unproven,
+        skipped=skipped | unproven,
         unproven=tuple(unproven),
         cautions=session.cautions,
         probes=tuple(
@@ -155,20 +163,3 @@ def _steps_of_an_epoch(session: Session, batch_size: int) -> int:
     accumulated = probe_jobs.accumulation_of(session)
     job = dataclasses.replace(session.job, batch_size=batch_size, grad_accum=accumulated)
     return steps_per_epoch(job, session.training_samples(job))
-
-
-def _with_bytes_needed(
-    session: Session, precision: str, fitted: PrecisionResult, budget: int | None
-) -> PrecisionResult:
-    """Add the memory that one sample needs, if it does not fit: measured without a limit."""
-    from amp_track.study.batch_sampler import Proposal
-
-    if fitted.max_batch.batch_size or fitted.why_unsupported is not None:
-        return fitted
-    one_sample = probe_jobs.job_of(
-        session, Proposal(precision, 1, "probe", "to measure the memory that it needs"), budget
-    )
-    one_sample = dataclasses.replace(one_sample, probe_to_the_end=True)
-    wanted = fitted.failure.wanted_bytes if fitted.failure is not None else None
-    needed = max(session.bytes_needed(one_sample) or 0, wanted or 0)
-    return dataclasses.replace(fitted, bytes_needed=needed or None)

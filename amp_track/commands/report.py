@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_track.commands import compare, max_batch, search
+from amp_track.commands import compare, interrupted_safely, max_batch, search
 from amp_track.config.options import Request, Stores
 from amp_track.records.errors import BadInput
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import page_html, page_markdown
 from amp_track.report.summary import Result
 from amp_track.session import probe_jobs, publish, study_manifest
-from amp_track.session.session import interrupted_safely
 from amp_track.session.study_manifest import Remembered
 from amp_track.session.study_session import Studies, StudyRun
 from amp_track.stores import store_checks
@@ -39,38 +37,32 @@ def report(request: Request) -> Result:
         BadInput: the study does not exist or has no finished trial, or the file cannot be written. Nothing is written
             then.
     """
-    out = request.report_options.out
-    write = _writer(out) if out is not None else None
+    file = Path(request.report_options.out) if request.report_options.out is not None else None
+    if file is not None:
+        _check_file(file)
     with interrupts.nothing_to_end(), interrupts.waiting():  # servers may not respond
         store_checks.check_storage(request.stores.optuna)
-        if write is None:
+        if file is None:
             store_checks.check_tracking(request.stores.mlflow)
     from amp_track.study import opening
 
     with opening.reading(request.stores.storage) as shared:
         name, part, study, known = study_manifest.load(request.stores, shared)
         result = _read(request, name, part, study, known, shared)
-        ui = request.stores.mlflow.ui
-        page = write(result, ui) if write is not None else _kept(result, study, request.stores, ui=ui)
-        return dataclasses.replace(result, report=page)
+        if file is None:
+            return dataclasses.replace(result, report=_kept(result, study, request.stores))
+        text = _RENDER[file.suffix.lower()](page_of(result), ui=request.stores.mlflow.ui)
+        file.write_text(text, encoding="utf-8")
+        return dataclasses.replace(result, report=str(file))
 
 
-def _writer(out: str) -> Callable[[Result, str], str]:
-    """Return a function that writes the page to a file. Raises BadInput if the file cannot be written."""
-    file = Path(out)
-    render = _RENDER.get(file.suffix.lower())
-    if render is None:
-        raise BadInput(f"--out: got {out}, expected a file that ends in {' or '.join(_RENDER)}.")
+def _check_file(file: Path) -> None:
+    if file.suffix.lower() not in _RENDER:
+        raise BadInput(f"--out: got {file}, expected a file that ends in {' or '.join(_RENDER)}.")
     if not file.parent.is_dir():
-        raise BadInput(f"--out: got {out}, expected a file in an existing folder; create {file.parent}.")
+        raise BadInput(f"--out: got {file}, expected a file in an existing folder; create {file.parent}.")
     if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise BadInput(f"--out: got {out}, expected a writable file.")
-
-    def write(result: Result, ui: str) -> str:
-        file.write_text(render(page_of(result), ui=ui), encoding="utf-8")
-        return str(file)
-
-    return write
+        raise BadInput(f"--out: got {file}, expected a writable file.")
 
 
 def _read(request: Request, name: str, part: str, study: Study, known: Remembered, shared: Storage) -> Result:
@@ -100,19 +92,18 @@ def _read(request: Request, name: str, part: str, study: Study, known: Remembere
     return searched if searched.trials or searched.seeds else fitted
 
 
-def _kept(result: Result, study: Study, stores: Stores, *, ui: str) -> str:
+def _kept(result: Result, study: Study, stores: Stores) -> str:
     """Store the page in the study's run, and return its address."""
     from amp_track import tracking
     from amp_track.study import storage
 
     run_id, store = storage.parent_run_id_of(study), stores.mlflow
-    tracker = None
-    if store.exists():
+    if run_id is not None and store.exists():
         tracker = tracking.Tracker(store.url, outbox_folder=stores.optuna.outbox_folder, resumes=True)
-    if run_id is None or tracker is None or not tracker.exists(run_id):
-        raise BadInput(
-            f"--tracking-uri: got {store}, expected the store with run {run_id} of study {study.study_name}. "
-            "Use that store, or write the page to a file with --out."
-        )
-    with tracker.finished_run(run_id) as run:
-        return publish.keep_page(result, run, ui=ui)
+        if tracker.exists(run_id):
+            with tracker.finished_run(run_id) as run:
+                return publish.keep_page(result, run, ui=store.ui)
+    raise BadInput(
+        f"--tracking-uri: got {store}, expected the store with run {run_id} of study {study.study_name}. "
+        "Use that store, or write the page to a file with --out."
+    )

@@ -8,12 +8,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from amp_track.commands import max_batch
+from amp_track.commands import interrupted_safely, max_batch
 from amp_track.config.job import Job
 from amp_track.config.options import Request
 from amp_track.config.precisions import REFERENCE
 from amp_track.records.errors import BadInput
-from amp_track.records.result import JobResult
 from amp_track.report import progress
 from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult
@@ -21,12 +20,12 @@ from amp_track.results.search import SearchResult
 from amp_track.results.trial_row import TrialRow
 from amp_track.session import publish, study_manifest
 from amp_track.session.run_job import run_trial, seed_text
-from amp_track.session.session import Runner, Session, interrupted_safely
+from amp_track.session.session import Runner, Session
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
 
 if TYPE_CHECKING:
-    from amp_track.study import grid
-    from amp_track.study.types import Trial
+    from amp_track.study.grid import Grid
+    from amp_track.study.types import Study
 
 _FEWEST_SEEDS = 2
 """Fewer seeds cannot estimate the noise."""
@@ -37,14 +36,18 @@ def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
     """Find the max batches and train inside them, in one MLflow run. Arguments and errors are those of `max_batch`."""
     if request.job.synthetic:
         raise BadInput("search compares the metric and needs real data. Use max-batch --synthetic.")
-    limit_seconds = request.search_options.time_limit_seconds
-    deadline = time.monotonic() + limit_seconds if limit_seconds is not None else math.inf
+    options = request.search_options
+    deadline = time.monotonic() + (options.time_limit_seconds if options.time_limit_seconds is not None else math.inf)
     session = Session.prepare(request, request.max_batch_options.precisions, runner=runner)
-    compares_seeds = request.search_options.seeds > 1
-    if compares_seeds:
-        _check_seeds(session)
-    studies = Studies(session)
-    studies.check("max-batch", "train", "seeds")
+    if options.seeds > 1 and REFERENCE not in session.precisions:
+        raise BadInput(
+            f"--seeds: got {options.seeds} with --precision {','.join(session.precisions)}, expected fp32 among them: "
+            "the others are compared with it."
+        )
+    if options.seeds > 1 and not session.inspection.evaluation_samples:
+        raise BadInput(f"--seeds requires evaluation data to compare the metric; {session.job.workload} has none.")
+    studies, parts = Studies(session), ("max-batch", "train", "seeds")
+    studies.check(*parts)
     from amp_track import tracking
 
     tracker = session.open_tracker()
@@ -53,17 +56,13 @@ def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
         study_manifest.keep(tracked_study, "search")
         tracked_study.parent.keep_view(batches_differ=True)
         fitted = max_batch.find_max_batches(tracked_study, sampler)
-        _train_inside(tracked_study, fitted, deadline)
-        if compares_seeds:
-            _train_seeds(tracked_study, fitted, deadline)
-        studies.end_stale_trials("max-batch", "train", "seeds")
+        _train_inside(tracked_study.open("train"), fitted, deadline)
+        if options.seeds > 1:
+            _train_seeds(tracked_study.open("seeds"), fitted, deadline)
+        studies.end_stale_trials(*parts)
         tracker.settle()
         result = result_of(studies, fitted, tracked_study.run)
-        publish.note_answer(studies, result, parts=("max-batch", "train", "seeds"))
-        result = dataclasses.replace(result, report=publish.keep_search(result, tracked_study.parent, ui=session.ui))
-        best = {trial.number: trial.run_id for trial in result.trials if trial.number in result.pareto}
-        publish.show_plots(studies, "train", fitted.run_id, trials=best)
-        return result
+        return dataclasses.replace(result, report=publish.publish(tracked_study, result, *parts))
 
 
 def result_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SearchResult:
@@ -75,7 +74,7 @@ def result_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> Search
     trials, pareto = search.trainings(trained) if trained is not None else ([], [])
     return SearchResult(
         limits=fitted,
-        seeds=_seeds_of(studies, fitted, run) if options.seeds > 1 else None,
+        seeds=_seeds_of(studies, fitted, run),
         metric_name=session.inspection.metric_name,
         higher_is_better=session.inspection.higher_is_better,
         workload_batch_size=session.inspection.batch_size,
@@ -87,92 +86,67 @@ def result_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> Search
     )
 
 
-def _check_seeds(session: Session) -> None:
-    asked = session.request.search_options.seeds
-    if REFERENCE not in session.precisions:
-        raise BadInput(
-            f"--seeds: got {asked} with --precision {','.join(session.precisions)}, expected fp32 among them: the "
-            "others are compared with it."
-        )
-    if not session.inspection.evaluation_samples:
-        raise BadInput(f"--seeds requires evaluation data to compare the metric; {session.job.workload} has none.")
-
-
-def _train_inside(max_batch_study: TrackedStudy, fitted: MaxBatchResult, deadline: float) -> None:
+def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline: float) -> None:
     """Train at batches and precisions within the max batches. No training starts after `deadline` (monotonic clock)."""
-    from amp_track.study import search
+    from amp_track.study import search, trials
 
-    session, options = max_batch_study.session, max_batch_study.session.request.search_options
+    session, options = tracked_study.session, tracked_study.session.request.search_options
+    progress.say(f"training within the max batches: up to {options.trials} trials")
     space = search.Space(
         max_batches=fitted.max_batch,
         reference_batch_size=session.inspection.batch_size,
         lr_range=options.lr_range,
         emulated=frozenset(session.cautions),
     )
-    tracked_study = max_batch_study.open("train")
-    progress.say(f"training within the max batches: up to {options.trials} trials")
-
-    pace = progress.Pace(deadline)
-
-    def run_training(trial: Trial, job: Job, made: int) -> tuple[JobResult, str]:
-        return run_trial(tracked_study, trial, job, where=pace.next(made, options.trials))
-
-    search.train_inside(
-        tracked_study.study,
-        space,
-        session.job,
+    within = search.TrainingSearch(
+        study=tracked_study.study,
+        space=space,
+        job=session.job,
         trials=options.trials,
         higher_is_better=session.inspection.higher_is_better,
-        run_training=run_training,
-        is_time_up=lambda: time.monotonic() > deadline,
     )
+    within.check_choices()
+    pace = progress.Pace(deadline)
+    while within.is_anything_left(deadline):
+        with trials.next_trial(within.study) as asked:
+            job = within.suggest(asked.trial)
+            job_result, run_id = within.known(asked.trial) or run_trial(
+                tracked_study, asked.trial, job, where=pace.next(len(within.complete()), options.trials)
+            )
+            asked.value = within.record(asked.trial, job_result, run_id)
 
 
-def _train_seeds(max_batch_study: TrackedStudy, fitted: MaxBatchResult, deadline: float) -> None:
+def _train_seeds(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline: float) -> None:
     """Train at one batch size, so that only the precision differs: the workload's, or the largest that fits at all.
 
     No training starts after `deadline` of the monotonic clock.
     """
-    from amp_track.study import grid
-    from amp_track.study.types import CategoricalDistribution, IntDistribution
+    from amp_track.study import trials
 
-    job, seeds = _job_of_seeds(max_batch_study.studies, fitted), max_batch_study.session.seeds
-    tracked_study = max_batch_study.open("seeds")
+    seeds, job = tracked_study.session.seeds, _job_of_seeds(tracked_study.session, fitted)
     progress.say(f"comparing {', '.join(fitted.max_batch)} over {len(seeds)} seeds at batch {job.batch_size}")
-
-    points, pace = _points_of_seeds(seeds, fitted), progress.Pace(deadline)
-
-    def run_training(trial: Trial, point: grid.Point) -> tuple[JobResult, str]:
-        made = len(grid.trained(tracked_study.study, points, value=_metric_of))
-        chosen, where = dataclasses.replace(job, **point), pace.next(made, len(points))
-        return run_trial(tracked_study, trial, chosen, note=seed_text(chosen.seed, seeds), where=where)
-
-    grid.train_grid(
-        tracked_study.study,
-        points,
-        distributions={
-            "precision": CategoricalDistribution(tuple(fitted.max_batch)),
-            "seed": IntDistribution(seeds[0], seeds[-1]),
-        },
-        run_training=run_training,
-        value=_metric_of,
-        is_time_up=lambda: time.monotonic() > deadline,
-    )
+    grid, pace = _grid_of_seeds(tracked_study.study, seeds, fitted), progress.Pace(deadline)
+    grid.check_choices()
+    while grid.is_anything_left(deadline):
+        with trials.next_trial(grid.study) as asked:
+            chosen = dataclasses.replace(job, **grid.claim(asked.trial))
+            where, note = pace.next(len(grid.trained()), len(grid.points)), seed_text(chosen.seed, seeds)
+            job_result, run_id = run_trial(tracked_study, asked.trial, chosen, note=note, where=where)
+            asked.value = grid.record(asked.trial, job_result, run_id)
 
 
 def _seeds_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SeedsResult | None:
     """Return the results of the seeds that all precisions were trained with; None if fewer than two."""
-    from amp_track.study import grid
-
-    study, seeds = studies.existing("seeds"), studies.session.seeds
-    if study is None or not fitted.max_batch:
+    seeds = studies.session.seeds
+    study = studies.existing("seeds") if len(seeds) > 1 and fitted.max_batch else None
+    if study is None:
         return None
-    trained = grid.trained(study, _points_of_seeds(seeds, fitted), value=_metric_of)
+    trained = _grid_of_seeds(study, seeds, fitted).trained()
     made = Counter(training.point["seed"] for training in trained)
     whole = [seed for seed in seeds if made[seed] == len(fitted.max_batch)]
     if len(whole) < _FEWEST_SEEDS:
         return None
-    job = _job_of_seeds(studies, fitted)
+    job = _job_of_seeds(studies.session, fitted)
     assert job.batch_size is not None
     return SeedsResult(
         job=job,
@@ -191,14 +165,20 @@ def _seeds_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SeedsR
     )
 
 
-def _metric_of(job_result: JobResult) -> float:
-    return job_result.metric if job_result.metric is not None else math.nan
+def _grid_of_seeds(study: Study, seeds: range, fitted: MaxBatchResult) -> Grid:
+    from amp_track.study.grid import Grid
+    from amp_track.study.types import CategoricalDistribution, IntDistribution
+
+    return Grid(
+        study=study,
+        points=[{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.max_batch],
+        distributions={
+            "precision": CategoricalDistribution(tuple(fitted.max_batch)),
+            "seed": IntDistribution(seeds[0], seeds[-1]),
+        },
+        objective="metric",
+    )
 
 
-def _points_of_seeds(seeds: range, fitted: MaxBatchResult) -> list[dict[str, str | int]]:
-    return [{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.max_batch]
-
-
-def _job_of_seeds(studies: Studies, fitted: MaxBatchResult) -> Job:
-    session = studies.session
+def _job_of_seeds(session: Session, fitted: MaxBatchResult) -> Job:
     return dataclasses.replace(session.job, batch_size=min(session.inspection.batch_size, *fitted.max_batch.values()))

@@ -7,19 +7,20 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_track.commands import max_batch
+from amp_track.commands import interrupted_safely, max_batch
 from amp_track.config import torchrun
 from amp_track.config.cli_params import flags_of
 from amp_track.config.job import Job
 from amp_track.config.options import Request
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.report import progress
+from amp_track.report.train import explain
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.train import TrainResult
 from amp_track.session import checks
 from amp_track.session.checks import StoredWorkload
-from amp_track.session.run_job import advice_for, raise_on_crash, run_tracked, why_it_does_not_fit
-from amp_track.session.session import Runner, Session, interrupted_safely
+from amp_track.session.run_job import raise_on_crash, run_tracked, why_it_does_not_fit
+from amp_track.session.session import Runner, Session
 from amp_track.session.study_session import Studies
 from amp_track.stores import sqlite_files, store_checks
 from amp_track.workers import interrupts, processes
@@ -66,7 +67,10 @@ def _resume(request: Request, run_id: str, *, runner: Runner | None) -> TrainRes
 
     tracker, resumable, request = _open_run(request, run_id)
     session = Session.prepare(request, (request.job.precision,), runner=runner)
-    _check_imported(session, run_id, resumable)
+    if session.inspection.workload_digest != resumable.workload_digest:  # its import may have loaded other files
+        if not request.resumption.allow_changed_workload:
+            raise checks.changed_workload(_stored(run_id, resumable), session.job.workload)
+        progress.say("the workload has changed: the rest of the training may differ from an uninterrupted one")
     title = f"{session.inspection.workload_name} {session.job.precision}"
     with processes.scratch_folder() as folder:
         checkpoint = tracker.fetch_checkpoint(run_id, folder)
@@ -82,9 +86,7 @@ def _resume(request: Request, run_id: str, *, runner: Runner | None) -> TrainRes
 def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Path | None = None) -> TrainResult:
     session.say_cautions()
     try:
-        job_result = run_tracked(
-            session, job, run, kind="train", title=title, epoch_lines=True, resume_from=resume_from, keep_weights=True
-        )
+        job_result = run_tracked(session, job, run, kind="train", title=title, resume_from=resume_from)
     except (Exception, KeyboardInterrupt):  # such as a full disk
         if run.has_checkpoint and session.request.stores.mlflow.exists():
             workload = shlex.quote(job.workload)
@@ -96,7 +98,7 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
         job=job,
         job_result=job_result,
         inspection=session.inspection,
-        advice=advice_for(job, job_result),
+        advice=tuple(explain(job_result, job.precision, num_workers=job.num_workers)),
     )
     raise_on_crash(job, job_result)
     if not job_result.fits:
@@ -170,19 +172,6 @@ def _open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Reques
             f"--resume: run {run_id} has finished its training. Use more --epochs or --steps to train it longer."
         )
     return tracker, resumable, dataclasses.replace(request, job=job)
-
-
-def _check_imported(session: Session, run_id: str, resumable: Resumable) -> None:
-    """Check the workload again after its import, which may have loaded other files than the run recorded.
-
-    Raises:
-        BadInput: a file has changed, and --allow-changed-workload was not given.
-    """
-    if session.inspection.workload_digest == resumable.workload_digest:
-        return
-    if not session.request.resumption.allow_changed_workload:
-        raise checks.changed_workload(_stored(run_id, resumable), session.job.workload)
-    progress.say("the workload has changed: the rest of the training may differ from an uninterrupted one")
 
 
 def _stored(run_id: str, resumable: Resumable) -> StoredWorkload:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from amp_track.commands import interrupted_safely
 from amp_track.config.options import Request, Stores
 from amp_track.records.errors import BadInput
 from amp_track.report import links, progress
 from amp_track.report.links import Page, Pages
 from amp_track.session import study_manifest
-from amp_track.session.session import interrupted_safely
 from amp_track.stores import addresses, store_checks
 from amp_track.workers import interrupts, processes, servers
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from amp_track.commands import compare, max_batch, report, search
+from amp_track.commands import compare, interrupted_safely, max_batch, report, search
 from amp_track.config.options import Request
 from amp_track.records.errors import BadInput, StoreFailed, WorkersFailed
 from amp_track.report import progress
 from amp_track.report.summary import Result
 from amp_track.session import checks, study_manifest
 from amp_track.session.checks import StoredWorkload
-from amp_track.session.session import Runner, interrupted_safely
+from amp_track.session.session import Runner
 from amp_track.session.study_manifest import Remembered
 from amp_track.stores import store_checks
 from amp_track.stores.addresses import STORAGE_VARIABLE, StoreAddress

@@ -19,10 +19,30 @@ from amp_track.targets import source
 
 def check_supported(request: Request, inspection: Inspection, precisions: Sequence[str]) -> None:
     """Check that device and data set support the request."""
-    data_has_a_batch(request, request.job, inspection)
-    _effective_batch_size(request, inspection)
-    _headroom(request, inspection)
-    _loader_workers(request, inspection)
+    job, options = request.job, request.max_batch_options
+    budget, effective = job.memory_budget_bytes, options.effective_batch_size
+    data_has_a_batch(request, job, inspection)
+    if effective is not None and not job.synthetic and effective > inspection.training_samples:
+        raise BadInput(
+            f"--effective-batch-size: got {effective}, expected at most {inspection.training_samples}, the number of "
+            f"training samples of {job.workload}."
+        )
+    if options.headroom is not None:
+        if budget is None and not inspection.budget_support.supported:
+            raise BadInput(
+                f"--headroom is not supported on this device: {inspection.budget_support.reason}. Omit --headroom."
+            )
+        total = budget if budget is not None else inspection.free_bytes
+        if options.headroom.of(total) >= total:
+            raise BadInput(
+                f"--headroom: got {options.headroom}, expected less than {format_bytes(total)}, "
+                f"the {'memory budget' if budget is not None else 'free memory'}."
+            )
+    if job.num_workers and loads_in_its_own_process(inspection.hardware.kind, budget):
+        raise BadInput(
+            f"--num-workers {job.num_workers} is not supported with --memory-budget on a CPU: the budget covers one "
+            "process. Omit one of the two."
+        )
     for precision in precisions:
         support = inspection.support(precision)
         if not support.supported:
@@ -32,10 +52,10 @@ def check_supported(request: Request, inspection: Inspection, precisions: Sequen
 
 def data_has_a_batch(request: Request, job: Job, inspection: Inspection) -> None:
     """Check that the training data has at least one batch for a resolved job."""
-    batch_size, processes = job.batch_size, job.nproc
-    if batch_size is None or _has(batch_size * processes, job, inspection):
+    batch_size, ranks = job.batch_size, job.nproc
+    if batch_size is None or job.synthetic or batch_size * ranks <= inspection.training_samples:
         return
-    times = f" for each of {processes} ranks" if processes > 1 else ""
+    times = f" for each of {ranks} ranks" if ranks > 1 else ""
     samples = f"{inspection.training_samples} training samples"
     if request.resumption.resume is not None:
         raise BadInput(
@@ -53,54 +73,12 @@ def data_has_a_batch(request: Request, job: Job, inspection: Inspection) -> None
     )
 
 
-def _effective_batch_size(request: Request, inspection: Inspection) -> None:
-    effective = request.max_batch_options.effective_batch_size
-    if effective is not None and not _has(effective, request.job, inspection):
-        raise BadInput(
-            f"--effective-batch-size: got {effective}, expected at most {inspection.training_samples}, the number of "
-            f"training samples of {request.job.workload}."
-        )
-
-
-def _has(samples: int, job: Job, inspection: Inspection) -> bool:
-    return job.synthetic or samples <= inspection.training_samples
-
-
-def _loader_workers(request: Request, inspection: Inspection) -> None:
-    asked, budget = request.job.num_workers, request.job.memory_budget_bytes
-    if asked and loads_in_its_own_process(inspection.hardware.kind, budget):
-        raise BadInput(
-            f"--num-workers {asked} is not supported with --memory-budget on a CPU: the budget covers one process. "
-            "Omit one of the two."
-        )
-
-
-def _headroom(request: Request, inspection: Inspection) -> None:
-    headroom, budget = request.max_batch_options.headroom, request.job.memory_budget_bytes
-    if headroom is None:
-        return
-    if budget is None and not inspection.budget_support.supported:
-        raise BadInput(
-            f"--headroom is not supported on this device: {inspection.budget_support.reason}. Omit --headroom."
-        )
-    total = budget if budget is not None else inspection.free_bytes
-    if headroom.of(total) >= total:
-        raise BadInput(
-            f"--headroom: got {headroom}, expected less than {format_bytes(total)}, "
-            f"the {'memory budget' if budget is not None else 'free memory'}."
-        )
-
-
-def check_varied(request: Request, names: Collection[str]) -> None:
-    """Check that no workload option is given by both `--vary` and `--set`."""
+@contextmanager
+def given_by_vary(request: Request, names: Collection[str]) -> Iterator[None]:
+    """Reject workload options that `--set` gives too, and name --vary in the errors about their values."""
     for name in names:
         if name in dict(request.job.options):
             raise BadInput(f"{name} is given by both --vary and --set. Omit one of the two.")
-
-
-@contextmanager
-def named_by_vary(names: Collection[str]) -> Iterator[None]:
-    """Name --vary instead of --set in the error about a value that the workload does not take."""
     try:
         yield
     except BadOption as error:
@@ -111,23 +89,19 @@ def named_by_vary(names: Collection[str]) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredWorkload:
-    """The workload of a run or of a study, as recorded in the store.
-
-    Args:
-        owner: the run or the study, for messages.
-        reference: its file, or `package.module:Class`.
-        digest: of its source files.
-        imports: the other source files, relative to the folder of the workload's file; None if they are not recorded.
-        with_workload: the command line that names the workload explicitly.
-        if_changed: advice if the source files have changed.
-    """
+    """The workload of a run or of a study, as recorded in the store."""
 
     owner: str
+    """The run or the study, for messages."""
     reference: str
+    """Its file, or `package.module:Class`."""
     digest: str
     imports: tuple[str, ...] | None
+    """The other source files, relative to the folder of the workload's file; None if they are not recorded."""
     with_workload: str
+    """The command line that names the workload explicitly."""
     if_changed: str
+    """Advice if the source files have changed."""
 
 
 def trusted_workload(stored: StoredWorkload, request: Request) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -51,18 +52,13 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
         first_batch=session.inspection.batch_size,
         multiple_of=options.multiple_of,
         confirm=options.confirm_steps != 0,
-        whole_probes=probes_are_whole(session),
-        forecasts=Plans(
-            session,
-            dataclasses.replace(session.job, grad_accum=accumulation_of(session)),
-            budget_bytes=budget_bytes,
-            max_batch_size=limit.batch_size,
-        ),
+        whole_probes=_probes_are_whole(session),
+        forecasts=Plans(session, budget_bytes=budget_bytes, max_batch_size=limit.batch_size),
         beyond=0 if session.inspection.hardware.kind == "cpu" else _BEYOND,
     )
 
 
-def probes_are_whole(session: Session) -> bool:
+def _probes_are_whole(session: Session) -> bool:
     """Return whether a probe runs every phase of a training that takes memory, including the end of its only epoch.
 
     Otherwise the confirmation run does.
@@ -84,8 +80,8 @@ def limit_of(session: Session) -> Limit:
 
 def budget_of(session: Session, goal: Goal) -> int | None:
     """Return the memory budget of a probe in bytes, without the headroom; None for the device's limit."""
-    options, budget = session.request.max_batch_options, session.job.memory_budget_bytes
-    return None if budget is None and options.headroom is None else goal.budget_bytes
+    has_one = session.job.memory_budget_bytes is not None or session.request.max_batch_options.headroom is not None
+    return goal.budget_bytes if has_one else None
 
 
 def accumulation_of(session: Session) -> int:
@@ -94,29 +90,24 @@ def accumulation_of(session: Session) -> int:
     return _ACCUMULATED_BATCHES if will_accumulate else session.job.grad_accum
 
 
-def _steps(session: Session, batch_size: int) -> int | None:
-    """Return the number of steps after which a job of the study has seen as many samples as the requested job."""
-    effective, steps = session.request.max_batch_options.effective_batch_size, session.job.steps
-    if steps is None or effective is None:
-        return steps
-    return max(round(steps * effective / (batch_size * session.job.nproc * _ACCUMULATED_BATCHES)), 1)
-
-
 def job_of(session: Session, proposal: Proposal, budget_bytes: int | None, probes: Sequence[JobResult] = ()) -> Job:
     """Return the job of one proposal within `budget_bytes`; the pace of a training comes from `probes`."""
     loads_alone = loads_in_its_own_process(session.inspection.hardware.kind, budget_bytes)
+    effective, steps = session.request.max_batch_options.effective_batch_size, session.job.steps
+    if steps is not None and effective is not None:  # as many samples as the requested job
+        steps = max(round(steps * effective / (proposal.batch_size * session.job.nproc * _ACCUMULATED_BATCHES)), 1)
     job = dataclasses.replace(
         session.job,
-        steps=_steps(session, proposal.batch_size),
+        steps=steps,
         precision=proposal.precision,
         batch_size=proposal.batch_size,
         memory_budget_bytes=budget_bytes,
         grad_accum=accumulation_of(session),
         probe=proposal.kind != "confirm",
-        probe_to_the_end=proposal.kind != "probe" or probes_are_whole(session),
+        probe_to_the_end=proposal.kind != "probe" or _probes_are_whole(session),
         num_workers=0 if loads_alone else session.job.num_workers,
     )
-    return dataclasses.replace(job, checkpoint_every=None) if job.probe else confirmation_of(session, job, probes)
+    return dataclasses.replace(job, checkpoint_every=None) if job.probe else _confirmation_of(session, job, probes)
 
 
 class Plans:
@@ -125,9 +116,11 @@ class Plans:
     They are empty, and a line is printed, if the memory cannot be predicted.
     """
 
-    def __init__(self, session: Session, job: Job, *, budget_bytes: int, max_batch_size: int) -> None:
+    seconds: float | None = None
+    """The duration of the prediction; None if it was not needed."""
+
+    def __init__(self, session: Session, *, budget_bytes: int, max_batch_size: int) -> None:
         self._session = session
-        self._job = job
         self._task = ForecastTask(
             precisions=session.precisions,
             budget_bytes=budget_bytes,
@@ -135,23 +128,23 @@ class Plans:
             on_cuda=session.inspection.hardware.kind == "cuda",
             blas_workspace_bytes=gpus.blas_workspace_of(session.inspection.hardware),
         )
-        self._made: Mapping[str, Forecast] | None = None
-        self.seconds: float | None = None
-        """The duration of the prediction; None if it was not needed."""
 
     def __call__(self) -> Mapping[str, Forecast]:
-        if self._made is None:
-            started = time.perf_counter()
-            with progress.working("predicting memory"):
-                forecasts = self._session.runner.forecast(self._job, self._task)
-            self.seconds = time.perf_counter() - started
-            if forecasts.reason:
-                progress.say(f"no memory plan ({forecasts.reason}); the search starts without one")
-            self._made = dict(forecasts.by_precision)
-        return self._made
+        return self._by_precision
+
+    @functools.cached_property
+    def _by_precision(self) -> dict[str, Forecast]:
+        job = dataclasses.replace(self._session.job, grad_accum=accumulation_of(self._session))
+        started = time.perf_counter()
+        with progress.working("predicting memory"):
+            forecasts = self._session.runner.forecast(job, self._task)
+        self.seconds = time.perf_counter() - started
+        if forecasts.reason:
+            progress.say(f"no memory plan ({forecasts.reason}); the search starts without one")
+        return dict(forecasts.by_precision)
 
 
-def confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) -> Job:
+def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) -> Job:
     """Return the confirmation run of the max batch that `job` trains at.
 
     By default it is an epoch, its evaluation and the first steps after it, within 60 s or four times the duration of
@@ -164,10 +157,7 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) -> 
     steps after an evaluation ran in a fragmented heap, and rejected 193 samples although 222 train (bf16, 256 MiB, one
     epoch).
 
-    Args:
-        session: has `--confirm-steps`.
-        job: the job at the max batch.
-        probes: the job results of the probes at its precision, the one nearest to the max batch last.
+    `probes` are the job results at its precision, the one nearest to the max batch last.
     """
     samples = session.training_samples(job)
     of_epoch, in_all = steps_per_epoch(job, samples), total_steps(job, samples)
@@ -202,26 +192,26 @@ class _Pace:
 
     def seconds(self, steps: int, of_epoch: int) -> float:
         """Return the duration of a training that evaluates after each epoch and at its end."""
-        evaluations = math.ceil(steps / of_epoch)
-        return steps * self.step_seconds + evaluations * self.eval_batches * self.eval_batch_seconds
+        return steps * self.step_seconds + math.ceil(steps / of_epoch) * self.eval_batches * self.eval_batch_seconds
 
 
 def _pace(session: Session, job: Job, probes: Sequence[JobResult]) -> _Pace | None:
     """Return the pace of a training from the throughput of the probes; None if no probe has one."""
-    fitting = [job_result for job_result in probes if job_result.samples_per_second]
-    if not fitting:
+    nearest = next((probe for probe in reversed(probes) if probe.samples_per_second), None)
+    if nearest is None or nearest.samples_per_second is None:
         return None
-    nearest = fitting[-1]
-    eval_samples = 0 if job.synthetic else session.inspection.evaluation_samples
-    eval_batches = math.ceil(eval_samples / _samples_at_once(job))
+    assert job.batch_size is not None
+    at_once = job.batch_size * job.nproc
+    eval_batches = math.ceil((0 if job.synthetic else session.inspection.evaluation_samples) / at_once)
+    computing, loading = at_once / nearest.samples_per_second, nearest.load_seconds or 0.0
+    # The throughput of a probe excludes data loading.
+    batch_seconds = max(computing, loading / job.num_workers) if job.num_workers else computing + loading
     if nearest.eval_samples_per_second:
-        eval_batch_seconds = _samples_at_once(job) / nearest.eval_samples_per_second
+        eval_batch_seconds = at_once / nearest.eval_samples_per_second
     else:  # the probe had no evaluation: a training batch takes at least as long as an evaluation batch
-        eval_batch_seconds = _batch_seconds(job, nearest) if eval_batches else 0.0
+        eval_batch_seconds = batch_seconds if eval_batches else 0.0
     return _Pace(
-        step_seconds=job.grad_accum * _batch_seconds(job, nearest),
-        eval_batch_seconds=eval_batch_seconds,
-        eval_batches=eval_batches,
+        step_seconds=job.grad_accum * batch_seconds, eval_batch_seconds=eval_batch_seconds, eval_batches=eval_batches
     )
 
 
@@ -235,16 +225,3 @@ def _steps_in_time(pace: _Pace, most_seconds: float, whole: int, of_epoch: int, 
     evaluating = (2 if after else 1) * pace.eval_batch_seconds
     in_epoch = max(left / (pace.step_seconds + evaluating), (left - pace.eval_batches * evaluating) / pace.step_seconds)
     return min(max(int(in_epoch) + after, FEWEST_STEPS), whole)
-
-
-def _batch_seconds(job: Job, probe: JobResult) -> float:
-    """Return the duration of one training batch; the throughput of a probe excludes data loading."""
-    assert probe.samples_per_second is not None
-    computing = _samples_at_once(job) / probe.samples_per_second
-    loading = probe.load_seconds or 0.0
-    return max(computing, loading / job.num_workers) if job.num_workers else computing + loading
-
-
-def _samples_at_once(job: Job) -> int:
-    assert job.batch_size is not None
-    return job.batch_size * job.nproc

@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amp_track.memory_plan.snapshot import snapshot
@@ -25,7 +24,7 @@ from amp_track.results.search import SearchResult
 from amp_track.workers import processes
 
 if TYPE_CHECKING:
-    from amp_track.session.study_session import Studies
+    from amp_track.session.study_session import Studies, TrackedStudy
     from amp_track.study.batch_sampler import Goal
     from amp_track.study.types import Study
     from amp_track.tracking import Run, Tracker
@@ -35,37 +34,63 @@ _PAGE, _PLAN = "report.html", "report.txt"
 _log = logging.getLogger("amp_track.commands")
 
 
-def keep_max_batches(result: MaxBatchResult, parent: Run) -> None:
-    """Store the table of the probes, and the max batches as metrics."""
-    parent.table("probes.json", columns([probe.probe_row() for probe in result.probes]))
+def publish(tracked_study: TrackedStudy, result: Result, *parts: str) -> str:
+    """Store the notes, tables, plots and the page of a study, and notes on its parts. Return the path of the page."""
+    studies, parent = tracked_study.studies, tracked_study.parent
+    ui = studies.session.ui
+    text = dashboard_markdown(result, ui=ui)
+    texts = dict.fromkeys(parts, text)
+    if not isinstance(result, CompareResult):
+        fitted = result.limits if isinstance(result, SearchResult) else result
+        of_view = dashboard_markdown(result, ui=ui, is_view=True)
+        texts |= {
+            f"max-batch/{name}": f"{proof(name, found)}\n\n{of_view}" for name, found in fitted.precisions.items()
+        }
+    _note(studies, texts)
+    if isinstance(result, SearchResult):
+        _keep_search(result, parent)
+        best = {trial.number: trial.run_id for trial in result.trials if trial.number in result.pareto}
+        _show_plots(studies, "train", parent.run_id, best)
+    elif isinstance(result, CompareResult) and _keep_compare(result, parent, tracked_study.tracker):
+        _show_plots(studies, "compare", parent.run_id, {})
+    return keep_page(result, parent, ui=ui)
+
+
+def keep_max_batches(tracked_study: TrackedStudy, result: MaxBatchResult) -> None:
+    """Store the table of the probes, the max batches as metrics, and their proofs as notes."""
+    parent = tracked_study.parent
+    parent.table("probes.json", _columns([probe.probe_row() for probe in result.probes]))
     for precision, fitted in result.precisions.items():
         parent.metric(f"max_batch/{precision}", fitted.max_batch.batch_size)
         if fitted.efficient_batch is not None:
             parent.metric(f"efficient_batch/{precision}", fitted.efficient_batch[0])
+    proofs = {f"max-batch/{name}": proof(name, found) for name, found in result.precisions.items()}
+    _note(tracked_study.studies, proofs)
 
 
-def keep_search(result: SearchResult, parent: Run, *, ui: str) -> str:
-    """Store page, table and plot of a search. Return the path of the report."""
+def _keep_search(result: SearchResult, parent: Run) -> None:
     rows = [trial.as_json() | {"optimizer_steps": trial.job_result.optimizer_steps} for trial in result.trials]
-    parent.table("trials.json", columns(rows))
+    parent.table("trials.json", _columns(rows))
     with processes.scratch_folder() as folder:
-        plot = folder / SEARCH_PLOT
-        plots.draw_search(result, plot)
-        parent.artifact(plot)
-    return keep_page(result, parent, ui=ui)
+        plots.draw_search(result, folder / SEARCH_PLOT)
+        parent.artifact(folder / SEARCH_PLOT)
 
 
-def keep_compare(result: CompareResult, parent: Run, tracker: Tracker, *, ui: str) -> str:
-    """Store page, table and plots of a comparison. Return the path of the report."""
-    parent.table("compare.json", columns([result.row(cell) for cell in result.cells]))
+def _keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> bool:
+    """Store table and plots of a comparison. Return whether there is a plot."""
+    parent.table("compare.json", _columns([result.row(cell) for cell in result.cells]))
+    of_workload = {}
     with processes.scratch_folder() as folder:
-        plot = folder / COMPARE_PLOT
-        if plots.draw_compare(result, plot):
-            parent.artifact(plot)
+        if is_drawn := plots.draw_compare(result, folder / COMPARE_PLOT):
+            parent.artifact(folder / COMPARE_PLOT)
+        for cell in result.cells:  # of the first seed's training
+            run_id = cell.trainings[0].run_id
+            (folder / run_id).mkdir(exist_ok=True)
+            of_workload[cell.value, cell.precision] = tracker.fetch_plots(run_id, folder / run_id)
         side_by_side = folder / "side-by-side.png"
-        if plots.draw_side_by_side(result, _plots_of(result, tracker, folder), side_by_side):
+        if plots.draw_side_by_side(result, of_workload, side_by_side):
             parent.artifact(side_by_side)
-    return keep_page(result, parent, ui=ui)
+    return is_drawn
 
 
 def keep_page(result: Result, parent: Run, *, ui: str) -> str:
@@ -90,37 +115,24 @@ def page_of_run(parent: Run) -> str:
     return parent.artifact_path(_PAGE)
 
 
-def keep_plan(result: PlanResult, run: Run) -> str:
-    """Store tables, metrics, plot and memory snapshots of a plan. Return the path of the report."""
+def keep_plan(result: PlanResult, run: Run) -> None:
+    """Store report, metrics, plot and memory snapshots of a plan."""
     run.text(_PLAN, render_text(plan.plan_tables(result), plan.plan_notes(result)))
     run.text("plan.json", json.dumps(result.as_json(), indent=2))
     for name, value in plan.metrics(result).items():
         run.metric(name, value)
     with processes.scratch_folder() as folder:
-        plot = folder / plots.MEMORY_PLOT
-        plots.draw_memory(result, plot)
-        run.artifact(plot)
+        plots.draw_memory(result, folder / plots.MEMORY_PLOT)
+        run.artifact(folder / plots.MEMORY_PLOT)
         for of_precision in result.without_twins():
             file = folder / f"memory-{of_precision.precision}.pickle"
             file.write_bytes(snapshot(of_precision.trace))
             run.artifact(file)
-    return run.artifact_path(_PLAN)
 
 
-def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the columns of a table, by name; all rows have the same names."""
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
-
-
-def _plots_of(result: CompareResult, tracker: Tracker, folder: Path) -> plots.Plots:
-    """Fetch the plots of the first seed's training, for each value and precision."""
-    plots = {}
-    for cell in result.cells:
-        first = cell.trainings[0]
-        of_run = folder / first.run_id
-        of_run.mkdir(exist_ok=True)
-        plots[cell.value, cell.precision] = tracker.fetch_plots(first.run_id, of_run)
-    return plots
 
 
 def show_max_batches(studies: Studies, study: Study, goal: Goal) -> None:
@@ -129,24 +141,6 @@ def show_max_batches(studies: Studies, study: Study, goal: Goal) -> None:
 
     with studies.lock("views"):
         max_batches.show_by_precision(study, most=goal.limit.batch_size, limit_bytes=goal.budget_bytes)
-
-
-def note_proofs(studies: Studies, fitted: MaxBatchResult) -> None:
-    """Add a note with the proof of the max batch to each precision's study."""
-    _note(studies, {f"max-batch/{name}": proof(name, found) for name, found in fitted.precisions.items()})
-
-
-def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> None:
-    """Add the summary as a note to parts of a study, and to its precisions, each after its proof."""
-    text = dashboard_markdown(result, ui=studies.session.ui)
-    texts = dict.fromkeys(parts, text)
-    if not isinstance(result, CompareResult):
-        fitted = result.limits if isinstance(result, SearchResult) else result
-        of_view = dashboard_markdown(result, ui=studies.session.ui, is_view=True)
-        texts |= {
-            f"max-batch/{name}": f"{proof(name, found)}\n\n{of_view}" for name, found in fitted.precisions.items()
-        }
-    _note(studies, texts)
 
 
 def _note(studies: Studies, texts: Mapping[str, str]) -> None:
@@ -160,10 +154,10 @@ def _note(studies: Studies, texts: Mapping[str, str]) -> None:
                 dashboard.note_on(study, text)
 
 
-def show_plots(studies: Studies, part: str, run_id: str, *, trials: Mapping[int, str]) -> None:
-    """Show the plots of the study's run, and of its best trainings, in optuna-dashboard.
+def _show_plots(studies: Studies, part: str, run_id: str, trials: Mapping[int, str]) -> None:
+    """Show the plots of the study's run, and of trainings by number, in optuna-dashboard.
 
-    `trials` has the run ids of the trainings by number. Runs that wait in the outbox are left to the next command.
+    Runs that wait in the outbox are left to the next command.
     """
     from amp_track.study import dashboard
     from amp_track.tracking.outbox import is_key

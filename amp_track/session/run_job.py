@@ -47,35 +47,30 @@ def run_trial(
     """
     from amp_track.study import dashboard, storage
 
+    session = tracked.session
     kind = "train" if proposal is None else "confirm" if proposal.kind == "confirm" else "probe"
     what = (f" {kind}" if proposal else "") + (f" {note}" if note else "")
     title = f"{job.precision} batch {job.batch_size}{what}"
-    # MLflow sorts run names as text.
-    name = f"{job.precision} batch {job.batch_size:0{_digits(tracked.session)}}{what}"
+    # MLflow sorts run names as text. All trials of a comparison have the same batch size.
+    is_comparison = session.request.compare_options is not None
+    digits = 1 if is_comparison else min(len(str(probe_jobs.limit_of(session).batch_size)), _MOST_DIGITS)
+    name = f"{job.precision} batch {job.batch_size:0{digits}}{what}"
     tags = {"optuna.study": tracked.study.study_name, "optuna.trial": str(trial.number)}
     if proposal is not None:
         tags["amp_track.reason"] = proposal.reason
     with tracked.tracker.run(name, parent=tracked.parent, tags=tags) as run:
         trial.set_user_attr(storage.RUN_ID, run.run_id)
         run.predicted(proposal.predicted_bytes if proposal is not None else None)
-        job_result = run_tracked(tracked.session, job, run, kind=kind, title=title, plots=tracked.plots, where=where)
+        job_result = run_tracked(session, job, run, kind=kind, title=title, plots=tracked.plots, where=where)
         if proposal is not None or job_result.status is not JobStatus.TIMED_OUT:  # a slow training is a result too
             if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
                 with contextlib.suppress(StoreFailed):  # report the crash, not the store's failure
                     dashboard.note_failure(trial, job_result)
             raise_on_crash(job, job_result)
-    metric_name = tracked.session.inspection.metric_name if proposal is None else None  # a probe has no useful metric
+    metric_name = session.inspection.metric_name if proposal is None else None  # a probe has no useful metric
     why = proposal.reason if proposal is not None else note
-    line = progress.job_result_line(job, job_result, metric_name=metric_name, why=why)
-    progress.say(line, precision=job.precision)
+    progress.say(progress.job_result_line(job, job_result, metric_name=metric_name, why=why), precision=job.precision)
     return job_result, run.run_id
-
-
-def _digits(session: Session) -> int:
-    """Return the number of digits of the zero-padded batch sizes in the run names of a study."""
-    if session.request.compare_options is not None:
-        return 1  # all trials have the same batch size
-    return min(len(str(probe_jobs.limit_of(session).batch_size)), _MOST_DIGITS)
 
 
 def seed_text(seed: int, seeds: range) -> str:
@@ -90,13 +85,11 @@ def run_tracked(
     *,
     kind: str,
     title: str,
-    epoch_lines: bool = False,
     resume_from: Path | None = None,
-    keep_weights: bool = False,
     plots: LatePlots | None = None,
     where: str = "",
 ) -> JobResult:
-    """Run a job and log it to `run`, also if it fails.
+    """Run a resolved job and log it to `run`, also if it fails.
 
     Args:
         session: has the job runner.
@@ -104,11 +97,9 @@ def run_tracked(
         run: new or resumed.
         kind: `train`, `probe` or `confirm`.
         title: of the progress bar and of the plot of the curves.
-        epoch_lines: print a line at the end of each epoch.
         resume_from: a checkpoint to resume from.
-        keep_weights: store the final weights of the training.
-        plots: draws the curves of this training during the next job, and the previous ones during this job; None to
-            draw them when this job ends.
+        plots: those of a study: they draw the curves of this training during the next job, and the previous ones
+            during this job. A training without them prints its epochs and keeps its weights.
         where: the state of the search that the job belongs to.
     """
     from amp_track import tracking
@@ -121,7 +112,7 @@ def run_tracked(
         kept_curves(run, title, metric_name, steps_per_epoch=steps_per_epoch(job, samples), later=plots)
         if is_training
         else nullcontext() as curves,
-        progress.following(job, title, metric_name, epoch_lines=epoch_lines, where=where) as show,
+        progress.following(job, title, metric_name, epoch_lines=plots is None, where=where) as show,
         processes.scratch_folder() if is_training or job.checkpoint_every else nullcontext() as folder,
     ):
 
@@ -137,18 +128,13 @@ def run_tracked(
             show(event)
 
         resumed = str(resume_from) if resume_from is not None else None
-        files = JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights, keep_plots=is_training)
+        files = JobFolder(path=str(folder), resume_from=resumed, keep_weights=plots is None, keep_plots=is_training)
         with plots.drawn_beside() if plots is not None else nullcontext():
             job_result = session.runner.run(job, on_event, folder=files if folder is not None else None)
     run.job_result(job_result)
-    if words := advice_for(job, job_result):
+    if words := explain(job_result, job.precision, num_workers=job.num_workers):
         run.tags({"amp_track.advice": "\n".join(words)})
     return job_result
-
-
-def advice_for(job: Job, job_result: JobResult) -> tuple[str, ...]:
-    """Return advice on a training: about the GradScaler's skipped steps, and about slow data loading."""
-    return tuple(explain(job_result, job.precision, num_workers=job.num_workers))
 
 
 def raise_on_crash(job: Job, job_result: JobResult) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from amp_track.config import torchrun
 from amp_track.config.inspection import Inspection, resolve
@@ -21,7 +20,7 @@ from amp_track.records.result import JobResult
 from amp_track.report import curves, progress
 from amp_track.runner.runner import JobRunner
 from amp_track.session import checks
-from amp_track.stores import errors, store_checks
+from amp_track.stores import store_checks
 from amp_track.targets import source
 from amp_track.workers import interrupts
 
@@ -29,49 +28,17 @@ if TYPE_CHECKING:  # imported late: mlflow takes a second
     from amp_track.tracking import Tracker
 
 _LONG_SECONDS = 30.0
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-def interrupted_safely(
-    command: Callable[Concatenate[Request, Arguments], Result],
-) -> Callable[Concatenate[Request, Arguments], Result]:
-    """Make a command raise KeyboardInterrupt only while it waits, so that no run, trial or table is half written.
-
-    It raises StoreFailed if a database or a disk fails.
-    """
-
-    @functools.wraps(command)
-    def run(request: Request, /, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
-        with (
-            interrupts.deferred(owns_process=request.owns_process),
-            errors.in_one_line(request.stores.mlflow, request.stores.optuna),
-        ):
-            return command(request, *arguments, **keywords)
-
-    return run
 
 
 class Runner(Protocol):
     """The runner of a session's jobs: the `JobRunner`, or a simulated device."""
 
-    def start(self) -> None:
-        """Start the slow preparations of the first job, without waiting for them."""
-
-    def inspect(self, job: Job) -> Inspection:
-        """Return the properties of device and workload. Raises BadInput or TargetFailed."""
-
-    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
-        """Run a resolved job under its memory budget and pass its events on."""
-
-    def measure(self, job: Job) -> JobResult:
-        """Probe a job's batch size without a memory budget, to measure how much memory it needs."""
-
-    def forecast(self, job: Job, task: ForecastTask) -> Forecasts:
-        """Return the predicted max batch by precision, or the reason why it cannot be predicted."""
-
-    def dtypes(self, job: Job) -> DtypesReport | JobResult:
-        """Return the dtype of each operation of a job's model, or the result of a failed job."""
+    def start(self) -> None: ...
+    def inspect(self, job: Job) -> Inspection: ...
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult: ...
+    def measure(self, job: Job) -> JobResult: ...
+    def forecast(self, job: Job, task: ForecastTask) -> Forecasts: ...
+    def dtypes(self, job: Job) -> DtypesReport | JobResult: ...
 
 
 class Session:
@@ -88,42 +55,32 @@ class Session:
         self.job = resolve(request.job, inspection)
 
     @classmethod
-    def prepare(cls, request: Request, precisions: tuple[str, ...] | None, *, runner: Runner | None = None) -> Session:
+    def prepare(
+        cls,
+        request: Request,
+        precisions: tuple[str, ...] | None,
+        *,
+        runner: Runner | None = None,
+        uses_stores: bool = True,
+    ) -> Session:
         """Check the request before anything is written; cheap checks come before torch is imported.
 
         Without precisions, it has every one that the device supports; without a runner, jobs run in fresh processes on
-        this machine.
+        this machine. A command that writes nothing uses no stores.
 
         Raises:
             BadInput: the device or the workload does not support the request.
             TargetFailed: the workload's data cannot be loaded.
         """
-        with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
-            store_checks.check_stores(request.stores.mlflow, request.stores.optuna)
-        return cls._inspected(request, precisions, runner, meanwhile=lambda: _get_ready(request))
-
-    @classmethod
-    def prepare_readonly(
-        cls, request: Request, precisions: tuple[str, ...] | None, *, runner: Runner | None = None
-    ) -> Session:
-        """Check a request as `prepare` does, except for the stores: for a command that writes nothing."""
-        return cls._inspected(request, precisions, runner)
-
-    @classmethod
-    def _inspected(
-        cls,
-        request: Request,
-        precisions: tuple[str, ...] | None,
-        runner: Runner | None,
-        *,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> Session:
-        """Inspect device and workload and return the session; `meanwhile` runs while torch is imported."""
+        if uses_stores:
+            with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
+                store_checks.check_stores(request.stores.mlflow, request.stores.optuna)
         source.check_reference(request.job.workload)
         runner = runner or _runner(request)
         with progress.working("importing torch, inspecting device and workload"), interrupts.nothing_to_end():
             runner.start()
-            meanwhile()
+            if uses_stores:
+                _import_libraries(request)
             interrupts.check()
             inspection = _inspect(runner, request.job)
         checks.check_supported(request, inspection, precisions or ())
@@ -140,13 +97,6 @@ class Session:
     def unsupported(self) -> dict[str, str]:
         """The precisions that this device does not support, with the reason."""
         return {name: support.reason for name, support in self.inspection.precisions if not support.supported}
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        """The precisions that are skipped, with the reason."""
-        return self.unsupported | {
-            name: "not asked for" for name in PRECISIONS if name not in self.precisions and name not in self.unsupported
-        }
 
     @property
     def cautions(self) -> dict[str, str]:
@@ -202,11 +152,7 @@ def _inspect(runner: Runner, job: Job) -> Inspection:
 
 
 def _runner(request: Request) -> Runner:
-    """Return the job runner: on this machine, or on all machines where torchrun has started this command.
-
-    Raises:
-        BadInput: torchrun has started a different number of commands than the job has ranks.
-    """
+    """Return the job runner: on this machine, or on all machines where torchrun has started this command."""
     launch = torchrun.launch() if request.owns_process else None
     if launch is None:
         return JobRunner(request.job.workload, steps_back=request.owns_process)
@@ -220,11 +166,8 @@ def _runner(request: Request) -> Runner:
     return DistributedRunner(launch, request.job.workload)
 
 
-def _get_ready(request: Request) -> None:
-    """Import mlflow, optuna and matplotlib while the fork server imports torch on another core (three seconds).
-
-    Write nothing.
-    """
+def _import_libraries(request: Request) -> None:
+    """Import mlflow, optuna and matplotlib while the fork server imports torch on another core (three seconds)."""
     was_enabled = gc.isenabled()
     gc.disable()  # it takes a fifth of the time of imports, which leave little garbage
     try:

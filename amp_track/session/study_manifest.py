@@ -21,12 +21,14 @@ from amp_track.session.study_session import TrackedStudy
 if TYPE_CHECKING:
     from amp_track.study.types import Storage, Study
 
+Command = Literal["max-batch", "search", "compare"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
     """The manifest: the options of a command that worked on a study, without its stores, and the inspection."""
 
-    command: Literal["max-batch", "search", "compare"]
+    command: Command
     job: Job
     max_batch_options: MaxBatchOptions
     search_options: SearchOptions
@@ -57,23 +59,11 @@ class Remembered:
 
     def compared(self, base: Session) -> dict[str, Session]:
         """Return the session of each value that a comparison varies."""
-        return {
-            value: Session(
-                base.request,
-                base.runner,
-                dataclasses.replace(base.inspection, dataset_digest=digest),
-                base.precisions,
-            )
-            for value, digest in self.datasets
-        }
+        inspections = {name: dataclasses.replace(self.inspection, dataset_digest=each) for name, each in self.datasets}
+        return {name: Session(base.request, base.runner, each, base.precisions) for name, each in inspections.items()}
 
 
-def keep(
-    tracked_study: TrackedStudy,
-    command: Literal["max-batch", "search", "compare"],
-    *,
-    compared: Mapping[str, Session] | None = None,
-) -> None:
+def keep(tracked_study: TrackedStudy, command: Command, *, compared: Mapping[str, Session] | None = None) -> None:
     """Store the manifest of the command that works on a study, with the sessions of a comparison by value.
 
     `max-batch` on a searched study adds its precisions.
@@ -81,19 +71,20 @@ def keep(
     from amp_track.study import storage
 
     session, known = tracked_study.session, _known(tracked_study.study)
+    request = session.request
     new = Remembered(
         command=command,
-        job=session.request.job,
-        max_batch_options=session.request.max_batch_options,
-        search_options=session.request.search_options,
-        compare_options=session.request.compare_options,
+        job=request.job,
+        max_batch_options=request.max_batch_options,
+        search_options=request.search_options,
+        compare_options=request.compare_options,
         inspection=session.inspection,
         precisions=session.precisions,
         datasets=tuple((value, of_value.inspection.dataset_digest) for value, of_value in (compared or {}).items()),
         experiment_id=tracked_study.parent.experiment_id,
-        experiment=session.request.stores.experiment or (known.experiment if known is not None else None),
+        experiment=request.stores.experiment or (known.experiment if known is not None else None),
     )
-    if known is not None and session.request.joins:  # a search worker may find the same file elsewhere
+    if known is not None and request.joins:  # a search worker may find the same file elsewhere
         new = dataclasses.replace(new, job=dataclasses.replace(new.job, workload=known.job.workload))
     if known is not None and (known.command, command) == ("search", "max-batch"):
         either = {*known.precisions, *new.precisions}
@@ -126,16 +117,14 @@ def load(stores: Stores, shared: Storage) -> tuple[str, str, Study, Remembered]:
     assert stores.study is not None
     known = storage.parts_by_study(opening.study_names(shared))
     name = storage.known_study(stores.study, known, storage=str(stores.optuna))
-    asked = stores.study.partition("/")[2]
-    parts = [part for part in ("max-batch", "compare") if f"{name}/{part}" in known[name]]
-    if asked == "compare" or "max-batch" not in parts:
-        parts = parts[::-1]
-    if not parts:
+    preferred = ("compare", "max-batch") if stores.study.partition("/")[2] == "compare" else ("max-batch", "compare")
+    part = next((part for part in preferred if f"{name}/{part}" in known[name]), None)
+    if part is None:
         raise BadInput(
             f"Study {name} is incomplete: {stores.optuna} has only {', '.join(known[name])}, not {name}/max-batch. "
             "Run the command that created it again."
         )
-    study = opening.load_study(f"{name}/{parts[0]}", shared)
+    study = opening.load_study(f"{name}/{part}", shared)
     assert study is not None, "its name was just read"
     manifest = _known(study)
     if manifest is None:
@@ -143,7 +132,7 @@ def load(stores: Stores, shared: Storage) -> tuple[str, str, Study, Remembered]:
             f"Study {study.study_name} has no record of its command: it is just being created. Try again in a minute, "
             "or run its command again, which resumes the study."
         )
-    return name, parts[0], study, manifest
+    return name, part, study, manifest
 
 
 def nothing_finished(study: str) -> BadInput:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from amp_track.config.cli_params import Affects, flags_of
 from amp_track.config.job import Job
-from amp_track.config.options import Request
 from amp_track.records.units import format_bytes
 from amp_track.report import progress
 from amp_track.session.probe_jobs import MOST_EPOCHS
@@ -46,13 +45,11 @@ class Studies:
 
     @functools.cached_property
     def storage(self) -> Storage:
-        """The open storage."""
         from amp_track.study import opening
 
         return self._opened or opening.open_storage(self._url)
 
     def close(self) -> None:
-        """Close the storage."""
         if "storage" in vars(self):
             self.storage.close()
 
@@ -60,12 +57,11 @@ class Studies:
         """Raise BadInput if a part exists and was created with other settings. Write nothing."""
         from amp_track.study import storage
 
-        if self.session.request.stores.optuna.exists():
+        request = self.session.request
+        if request.stores.optuna.exists():
             for part in parts:
-                settings = _SETTINGS_OF[part](self.session)
-                directions = [direction for _, direction in self._objectives(part)]
-                joins = self.session.request.joins
-                storage.check_settings(f"{self.name}/{part}", self.storage, settings, directions, joins=joins)
+                settings, directions = _settings(self.session, part), [each for _, each in self._objectives(part)]
+                storage.check_settings(f"{self.name}/{part}", self.storage, settings, directions, joins=request.joins)
 
     def open(self, part: str) -> Study:
         """Open a part of the study, new or resumed."""
@@ -76,7 +72,7 @@ class Studies:
             self.storage,
             self._url,
             objectives=self._objectives(part),
-            settings=_SETTINGS_OF[part](self.session),
+            settings=_settings(self.session, part),
         )
         if part != "max-batch":  # the max-batch sampler assigns its probes itself, without a queue
             storage.ask_in_turn(study, self._url)
@@ -160,12 +156,8 @@ class TrackedStudy:
     def run(self) -> StudyRun:
         """The run that stands for the study."""
         experiment_id = self.parent.experiment_id
-        return StudyRun(
-            name=self.studies.name,
-            run_id=self.parent.run_id,
-            experiment_id=experiment_id,
-            id_of=functools.partial(self.tracker.id_of, experiment_id=experiment_id),
-        )
+        id_of = functools.partial(self.tracker.id_of, experiment_id=experiment_id)
+        return StudyRun(name=self.studies.name, run_id=self.parent.run_id, experiment_id=experiment_id, id_of=id_of)
 
 
 @contextmanager
@@ -196,60 +188,47 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
         if known is not None:
             _resume(studies, study, tracker, known)
         # From now on, end the run of each trial that this process finds, or that was taken for, stale.
-        storage.on_stale_trial(studies.storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
+        storage.on_stale_trial(studies.storage, functools.partial(tracker.kill_run, parent.run_id))
         yield TrackedStudy(studies.session, studies, study, tracker, parent, plots)
 
 
 def _describe(session: Session, parent: Run) -> None:
+    """Log the params that all trials share, the options that are not the default, and the skipped precisions."""
     from amp_track import tracking
 
-    tracking.describe(parent, session.job, session.inspection, kind="study", varied=_varied(session))
-    parent.params(_options(session.request))
+    request, options = session.request, session.request.max_batch_options
+    differing = {"precision", "probe", "probe_to_the_end", "epoch_steps"}
+    given = {flag.field.name: str(getattr(options, flag.field.name)) for flag in options.changed()}
+    if request.compare_options is None:
+        differing.add("batch_size")
+    elif request.compare_options.vary is not None:
+        differing.add("options")
+        given["vary"] = request.compare_options.vary[0]
+    if request.search_options.lr_range is not None:
+        differing.add("learning_rate")
+    if request.search_options.seeds > 1:
+        differing.add("seed")
+    tracking.describe(parent, session.job, session.inspection, kind="study", varied=differing)
+    parent.params(given)
     parent.tags({f"amp_track.skipped.{name}": reason for name, reason in session.unsupported.items()})
     parent.flush()
 
 
-def _options(request: Request) -> dict[str, str]:
-    """Return the max-batch options that are not the default, and the option that is compared."""
-    options = request.max_batch_options
-    given = {flag.field.name: str(getattr(options, flag.field.name)) for flag in options.changed()}
-    vary = request.compare_options.vary if request.compare_options is not None else None
-    return given | ({"vary": vary[0]} if vary is not None else {})
-
-
-def _varied(session: Session) -> set[str]:
-    """Return the fields of a job that differ between the trials of a study."""
-    request = session.request
-    varied = {"precision", "probe", "probe_to_the_end", "epoch_steps"}
-    if request.compare_options is None:
-        varied.add("batch_size")
-    elif request.compare_options.vary is not None:
-        varied.add("options")
-    if request.search_options.lr_range is not None:
-        varied.add("learning_rate")
-    return varied | ({"seed"} if request.search_options.seeds > 1 else set())
-
-
 def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str) -> None:
-    """Print that the study is resumed, and end the runs of killed processes."""
+    """Print that the study is resumed, warn of other free memory, and end the runs of killed processes."""
     from amp_track.study import storage
 
     progress.say(f"resuming study {studies.name}")
-    if (then_bytes := storage.free_bytes_of(study)) is not None:
-        _warn_of_other_free_memory(studies.session, then_bytes)
-    trials = storage.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
-    if killed := tracker.kill_orphans(parent_run_id, trials):
-        progress.say(f"ended {killed} stale {'runs' if killed > 1 else 'run'} of killed processes")
-
-
-def _warn_of_other_free_memory(session: Session, then_bytes: int) -> None:
-    """Print a warning if a study without a memory budget was measured with another amount of free memory."""
-    now_bytes = session.inspection.free_bytes
-    if session.job.memory_budget_bytes is None and abs(now_bytes - then_bytes) > _MOST_DRIFT * then_bytes:
+    then_bytes, now_bytes = storage.free_bytes_of(study), studies.session.inspection.free_bytes
+    has_budget = studies.session.job.memory_budget_bytes is not None
+    if then_bytes is not None and not has_budget and abs(now_bytes - then_bytes) > _MOST_DRIFT * then_bytes:
         progress.say(
             f"the max batches of this study were found with {format_bytes(then_bytes)} free, now "
             f"{format_bytes(now_bytes)} are free; set a --memory-budget, or use another --study"
         )
+    trials = storage.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
+    if killed := tracker.kill_orphans(parent_run_id, trials):
+        progress.say(f"ended {killed} stale {'runs' if killed > 1 else 'run'} of killed processes")
 
 
 @contextmanager
@@ -259,6 +238,26 @@ def _hint_on_interrupt() -> Iterator[None]:
     except KeyboardInterrupt:
         progress.say("the same command resumes where it stopped")
         raise
+
+
+def _settings(session: Session, part: str) -> dict[str, str]:
+    """Return every setting that the results of a part of a study depend on, by name."""
+    if part == "max-batch":
+        return _max_batch_settings(session)
+    # Each trial of a search chooses the rest.
+    training = (
+        _max_batch_settings(session)
+        | _settings_that_affect(session.job, Affects.TRAINING)
+        | {"search-lr": str(session.request.search_options.lr_range), "precision": ",".join(session.precisions)}
+    )
+    if part != "compare":
+        return training
+    # Compared values, seeds and data (which may depend on the option) differ between trainings: such a study may grow.
+    assert session.request.compare_options is not None
+    vary, _ = session.request.compare_options.vary or ("nothing", ())
+    options = ",".join(f"{name}={value}" for name, value in session.job.options if name != vary)
+    common = {name: value for name, value in training.items() if name not in ("seed", "precision", "dataset")}
+    return common | {"batch_size": str(session.job.batch_size), "options": options, "vary": vary}
 
 
 def _max_batch_settings(session: Session) -> dict[str, str]:
@@ -289,51 +288,16 @@ def _max_batch_settings(session: Session) -> dict[str, str]:
     }
 
 
-def _training_settings(session: Session) -> dict[str, str]:
-    """Return every setting that the result of a training depends on, except those that each trial chooses."""
-    return (
-        _max_batch_settings(session)
-        | _settings_that_affect(session.job, Affects.TRAINING)
-        | {
-            "search-lr": str(session.request.search_options.lr_range),
-            "precision": ",".join(session.precisions),
-        }
-    )
-
-
-def _compare_settings(session: Session) -> dict[str, str]:
-    """Return the settings that the trainings of a comparison share.
-
-    Compared values, seeds and data (which may depend on the option) differ between trainings: such a study may grow.
-    """
-    assert session.request.compare_options is not None
-    vary, _ = session.request.compare_options.vary or ("nothing", ())
-    each_trainings_own = ("seed", "precision", "dataset")
-    common = {name: value for name, value in _training_settings(session).items() if name not in each_trainings_own}
-    options = ",".join(f"{name}={value}" for name, value in session.job.options if name != vary)
-    return common | {"batch_size": str(session.job.batch_size), "options": options, "vary": vary}
-
-
-def _default_study_name(session: Session) -> str:
-    """Return a name derived from the settings: the same command resumes its study, any other makes a new one."""
-    is_comparison = session.request.compare_options is not None
-    settings = _compare_settings(session) if is_comparison else _max_batch_settings(session)
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
-    budget = session.job.memory_budget_bytes
-    parts = [session.job.short_name, session.inspection.device.replace(":", "")]
-    parts += [format_bytes(budget).replace(" ", "")] if budget else []
-    return "-".join([*parts, digest])
-
-
 def _settings_that_affect(job: Job, what: Affects) -> dict[str, str]:
     params = job.params()
     return {flag.field.name: params[flag.field.name] for flag in flags_of(Job) if flag.setting.affects is what}
 
 
-_SETTINGS_OF = {
-    "max-batch": _max_batch_settings,
-    "train": _training_settings,
-    "seeds": _training_settings,
-    "compare": _compare_settings,
-}
-"""By part of a study, the function that returns the settings its results depend on."""
+def _default_study_name(session: Session) -> str:
+    """Return a name derived from the settings: the same command resumes its study, any other makes a new one."""
+    settings = _settings(session, "max-batch" if session.request.compare_options is None else "compare")
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
+    budget = session.job.memory_budget_bytes
+    parts = [session.job.short_name, session.inspection.device.replace(":", "")]
+    parts += [format_bytes(budget).replace(" ", "")] if budget else []
+    return "-".join([*parts, digest])

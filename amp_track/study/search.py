@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -19,7 +20,6 @@ from amp_track.results.trial_row import TrialRow
 from amp_track.study import dashboard, optuna_internals, storage
 from amp_track.study.batch_sampler import POLL_SECONDS
 from amp_track.study.max_batches import memory_violation
-from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
 
 _NUMBER = TypeAdapter(float)
@@ -92,78 +92,74 @@ class Space:
         return found
 
 
-def train_inside(
-    study: optuna.Study,
-    space: Space,
-    job: Job,
-    *,
-    trials: int,
-    higher_is_better: bool,
-    run_training: Callable[[optuna.Trial, Job, int], tuple[JobResult, str]],
-    is_time_up: Callable[[], bool] = lambda: False,
-) -> None:
-    """Train until the study holds `trials` finished trials, which `trainings` returns.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingSearch:
+    """The search of a study with two objectives, the metric and samples per second."""
 
-    Wait for the trials of other search workers, because one of them may die.
+    study: optuna.Study
+    space: Space
+    job: Job
+    """The job to train; the space replaces the settings that it chooses."""
+    trials: int
+    """The total number of trials, including those of an earlier command."""
+    higher_is_better: bool
 
-    Args:
-        study: a study with two objectives, the metric and samples per second.
-        space: the settings to choose from.
-        job: the job to train; the space replaces the settings that it chooses.
-        trials: the total number of trials, including those of an earlier command.
-        higher_is_better: the direction of the metric.
-        run_training: runs one job as a trial, given the number of finished trials; returns its result and the id of its
-            MLflow run. Raises on a crash.
-        is_time_up: returns whether to start no more trials.
+    def check_choices(self) -> None:
+        """Raise BadInput if the study was created with max batches of other precisions."""
+        precisions = CategoricalDistribution(tuple(self.space.max_batches))
+        storage.check_choices(self.study.study_name, self.study.get_trials(deepcopy=False), {"precision": precisions})
 
-    Raises:
-        BadInput: the study was created with max batches of other precisions.
-    """
-    precisions = CategoricalDistribution(tuple(space.max_batches))
-    storage.check_choices(study.study_name, study.get_trials(deepcopy=False), {"precision": precisions})
+    def is_anything_left(self, deadline: float = math.inf) -> bool:
+        """Queue missing landmarks, and return whether a trial is left for this search worker.
 
-    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        The last trials of other search workers are awaited, because one of them may die. None is left after `deadline`
+        of the monotonic clock.
+        """
+        while True:
+            storage.end_stale_trials(self.study)
+            begun = _begun(all_trials := self.study.get_trials(deepcopy=False))
+            if sum(trial.state is TrialState.COMPLETE for trial in begun) >= self.trials or time.monotonic() > deadline:
+                return False
+            if len(begun) < self.trials:
+                self.space.enqueue_landmarks(self.study, all_trials)  # again if the search worker of one has died
+                return True
+            interrupts.sleep(POLL_SECONDS)
+
+    def suggest(self, trial: optuna.Trial) -> Job:
+        """Return the job of a trial. Raise TrialPruned if another search worker trains the same or the last one."""
         storage.name_worker(trial)
-        begun = _begun(study.get_trials(deepcopy=False))
-        _leave_to_others(trial.number, begun, wanted=trials)
+        _leave_to_others(trial.number, _begun(self.study.get_trials(deepcopy=False)), wanted=self.trials)
         # With one seed, a resumed study or another search worker would repeat earlier draws.
-        study.sampler = TPESampler(seed=job.seed + _SEEDS_APART * trial.number)
-        chosen = space.suggest(trial, job)
-        trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
-        complete = [earlier for earlier in begun if earlier.state is TrialState.COMPLETE]
-        known = _known(next((earlier for earlier in complete if earlier.params == trial.params), None))
-        job_result, run_id = known or run_training(trial, chosen, len(complete))
+        self.study.sampler = TPESampler(seed=self.job.seed + _SEEDS_APART * trial.number)
+        job = self.space.suggest(trial, self.job)
+        trial.set_user_attr(storage.LEARNING_RATE, job.learning_rate)
+        return job
+
+    def complete(self) -> list[FrozenTrial]:
+        """Return the finished trials of all search workers."""
+        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+
+    def known(self, trial: optuna.Trial) -> tuple[JobResult, str] | None:
+        """Return the result and run id of a trial with the same settings, which a repetition would reproduce."""
+        same = next((earlier for earlier in self.complete() if earlier.params == trial.params), None)
+        job_result = storage.job_result_of(same) if same is not None else None
+        return (job_result, storage.run_id_of(same)) if same is not None and job_result is not None else None
+
+    def record(self, trial: optuna.Trial, job_result: JobResult, run_id: str) -> tuple[float, float]:
+        """Store the result of a training in its trial. Return the values of the trial."""
         storage.remember(trial, job_result, run_id)
         dashboard.show_columns(trial, job_result)
-        violation, metric = _violation_and_metric(job_result, job)
+        violation, metric = _violation_and_metric(job_result, self.job)
         storage.constrain(trial, "trains", violation)
         if metric is not None:
             return metric, job_result.samples_per_second or 0.0
         # optuna-dashboard's Pareto front ignores constraints, so use values that cannot win in either direction.
-        return -math.inf if higher_is_better else math.inf, 0.0
-
-    while True:
-        storage.end_stale_trials(study)
-        begun = _begun(all_trials := study.get_trials(deepcopy=False))
-        if sum(trial.state is TrialState.COMPLETE for trial in begun) >= trials or is_time_up():
-            return
-        if len(begun) < trials:
-            space.enqueue_landmarks(study, all_trials)  # again if the search worker of one has died
-            run_one(study, objective)
-        else:
-            interrupts.sleep(POLL_SECONDS)
+        return -math.inf if self.higher_is_better else math.inf, 0.0
 
 
 def _begun(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Return the finished and the running trials."""
     return [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
-
-
-def _known(same: FrozenTrial | None) -> tuple[JobResult, str] | None:
-    """Return the result and run id of a trial with the same settings, which a repetition would reproduce."""
-    if same is None or (job_result := storage.job_result_of(same)) is None:
-        return None
-    return job_result, storage.run_id_of(same)
 
 
 def _violation_and_metric(job_result: JobResult, job: Job) -> tuple[float, float | None]:

@@ -22,6 +22,8 @@ from amp_track.records.errors import BadInput
 from amp_track.records.events import Event
 from amp_track.records.result import JobResult
 from amp_track.report.search import notes
+from amp_track.study import grid as study_grid
+from amp_track.study import search as study_search
 from amp_track.study.database import WORKER
 from amp_track.workers import liveness
 
@@ -142,7 +144,9 @@ def test_no_training_is_started_when_time_is_up_and_the_same_command_makes_the_o
 def test_seeds_that_some_precision_lacks_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time is up in the middle of the third seed: the command's clock jumps there."""
     hours = [0.0]
-    monkeypatch.setattr(search_command, "time", SimpleNamespace(monotonic=lambda: 3600 * hours[0]))
+    clock = SimpleNamespace(monotonic=lambda: 3600 * hours[0])
+    for module in (search_command, study_search, study_grid):
+        monkeypatch.setattr(module, "time", clock)
 
     class Slow(SimulatedRunner):
         def run(self, job: Job, *arguments: Any, **named: Any) -> Any:

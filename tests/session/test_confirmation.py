@@ -28,7 +28,7 @@ def confirmation(
 ) -> tuple[Job, list[JobResult]]:
     """Return the confirmation job of a max batch, and the results of its probes."""
     job = Job(workload=DIGITS, memory_budget_bytes=BUDGET, epochs=epochs, steps=steps)
-    session = Session.prepare_readonly(request(job, confirm_steps=confirm_steps), ("fp32",), runner=runner)
+    session = Session.prepare(request(job, confirm_steps=confirm_steps), ("fp32",), runner=runner, uses_stores=False)
     tried = [
         runner.run(probe_jobs.job_of(session, Proposal("fp32", batch_size, "probe", ""), BUDGET), lambda event: None)
         for batch_size in (16, 49, 148, MAX_BATCH + 1, MAX_BATCH)
@@ -108,7 +108,7 @@ def test_a_job_whose_steps_accumulate_is_confirmed_over_as_many_samples() -> Non
     """Of 40 batches an epoch, 5 make one of the job's steps, and 2 one of a probe: 200 steps are 500, and 25 epochs."""
     job = Job(workload=DIGITS, memory_budget_bytes=BUDGET, steps=200)
     asked = request(job, confirm_steps=10, effective_batch_size=5 * MAX_BATCH)
-    session = Session.prepare_readonly(asked, ("fp32",), runner=SimulatedRunner(samples=40 * MAX_BATCH))
+    session = Session.prepare(asked, ("fp32",), runner=SimulatedRunner(samples=40 * MAX_BATCH), uses_stores=False)
     probe, confirm = (
         probe_jobs.job_of(session, Proposal("fp32", MAX_BATCH, kind, ""), BUDGET) for kind in ("probe", "confirm")
     )

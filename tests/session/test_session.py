@@ -22,9 +22,9 @@ def test_what_opens_stores_that_are_there_is_imported_while_torch_is() -> None:
     program = """
 import sys
 from amp_track.config.options import Request
-from amp_track.session.session import _get_ready
+from amp_track.session.session import _import_libraries
 from amp_track.config.job import Job
-_get_ready(Request(job=Job(workload="x.py")))
+_import_libraries(Request(job=Job(workload="x.py")))
 print([name in sys.modules for name in ("alembic.context", "mlflow.store.tracking.sqlalchemy_store")])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -44,10 +44,10 @@ def test_an_inspection_that_takes_long_says_what_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: float | None, advice: str
 ) -> None:
     asked = request(Job(workload=__file__, job_timeout_seconds=limit))
-    session.Session.prepare_readonly(asked, (), runner=SlowlyInspected())
+    session.Session.prepare(asked, (), runner=SlowlyInspected(), uses_stores=False)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(session, "_LONG_SECONDS", 0.01)
-    session.Session.prepare_readonly(asked, (), runner=SlowlyInspected())
+    session.Session.prepare(asked, (), runner=SlowlyInspected(), uses_stores=False)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{__file__}: still importing")
     assert advice in line

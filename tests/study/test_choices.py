@@ -8,9 +8,8 @@ from optuna.trial import TrialState, create_trial
 from amp_track.config.job import Job
 from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput
-from amp_track.records.result import JobResult
-from amp_track.study.grid import Point, train_grid
-from amp_track.study.search import Space, train_inside
+from amp_track.study.grid import Grid, Point
+from amp_track.study.search import Space, TrainingSearch
 
 URL = "sqlite:///optuna.db"
 FEWER = PRECISIONS[:-1]
@@ -31,10 +30,6 @@ def made_with(part: str, choices: tuple[str, ...], *, objectives: int = 1) -> op
     return study
 
 
-def never(*_: object) -> tuple[JobResult, str]:
-    raise AssertionError("nothing is trained")
-
-
 def test_optuna_alone_raises_a_bare_value_error() -> None:
     """Should Optuna change this, the check can go."""
     study = made_with("max-batch", FEWER)
@@ -42,18 +37,18 @@ def test_optuna_alone_raises_a_bare_value_error() -> None:
         study.ask().suggest_categorical("precision", PRECISIONS)
 
 
-def test_a_search_inside_other_max_batches_is_rejected_before_anything_is_queued() -> None:
+def test_a_search_inside_other_max_batches_is_rejected() -> None:
     study = made_with("train", ("fp32",), objectives=2)
     space = Space(max_batches={"fp32": 8, "bf16": 16}, reference_batch_size=4)
     with pytest.raises(BadInput, match=REJECTED.format("fp32", "fp32, bf16")):
-        train_inside(study, space, Job(), trials=2, higher_is_better=True, run_training=never)
+        TrainingSearch(study=study, space=space, job=Job(), trials=2, higher_is_better=True).check_choices()
     assert len(study.trials) == 1
 
 
-def test_seeds_at_other_precisions_are_rejected_before_anything_is_queued() -> None:
+def test_seeds_at_other_precisions_are_rejected() -> None:
     study = made_with("seeds", ("fp32",))
     points: list[Point] = [{"precision": name, "seed": 0} for name in ("fp32", "bf16")]
     distributions = {"precision": CategoricalDistribution(("fp32", "bf16")), "seed": IntDistribution(0, 0)}
     with pytest.raises(BadInput, match=REJECTED.format("fp32", "fp32, bf16")):
-        train_grid(study, points, distributions=distributions, run_training=never, value=lambda job_result: 1.0)
+        Grid(study=study, points=points, distributions=distributions, objective="metric").check_choices()
     assert len(study.trials) == 1

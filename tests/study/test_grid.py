@@ -1,11 +1,10 @@
-import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from amp_track.config.job import Job
@@ -13,8 +12,9 @@ from amp_track.config.values import Tolerance
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.equivalence import SeedsResult
 from amp_track.results.trial_row import TrialRow
-from amp_track.study import grid, opening, storage
-from amp_track.study.grid import Point, train_grid
+from amp_track.study import opening, storage
+from amp_track.study.grid import Grid, Point
+from amp_track.study.trials import next_trial
 
 JOB = Job(batch_size=8, seed=3)
 URL = "sqlite:///optuna.db"
@@ -26,6 +26,21 @@ def study(name: str = "s") -> optuna.Study:
 
 def seeds(*precisions: str, seeds: Sequence[int]) -> list[Point]:
     return [{"precision": precision, "seed": seed} for seed in seeds for precision in precisions]
+
+
+def train_grid(
+    study: optuna.Study,
+    points: list[Point],
+    run_training: Callable[[optuna.Trial, Point], tuple[JobResult, str]],
+    distributions: Mapping[str, BaseDistribution],
+) -> Grid:
+    """Train as the commands do."""
+    grid = Grid(study=study, points=points, distributions=distributions, objective="metric")
+    grid.check_choices()
+    while grid.is_anything_left():
+        with next_trial(study) as asked:
+            asked.value = grid.record(asked.trial, *run_training(asked.trial, grid.claim(asked.trial)))
+    return grid
 
 
 class Trainings:
@@ -45,12 +60,8 @@ class Trainings:
 
 
 def train(study: optuna.Study, points: list[Point], trainings: Trainings) -> list[TrialRow]:
-    def value(job_result: JobResult) -> float:
-        return job_result.metric if job_result.metric is not None else math.nan
-
     distributions = {"precision": CategoricalDistribution(("fp32", "amp")), "seed": IntDistribution(0, 9)}
-    train_grid(study, points, distributions=distributions, run_training=trainings, value=value)
-    trained = grid.trained(study, points, value=value)
+    trained = train_grid(study, points, trainings, distributions).trained()
     assert [training.point for training in trained] == points, "one for each, in order"
     return [
         TrialRow(
@@ -111,7 +122,7 @@ def test_workers_that_queue_the_same_at_the_same_moment_train_it_once() -> None:
         return slow(trial, point)
 
     def work() -> None:
-        train_grid(study(), points, distributions={}, run_training=train_slowly, value=lambda job_result: 1.0)
+        train_grid(study(), points, train_slowly, {})
 
     worker = threading.Thread(target=work)
     worker.start()
@@ -131,12 +142,11 @@ def test_numbers_become_params_whose_range_grows_and_text_an_attribute() -> None
         train_grid(
             study(),
             [{"seed": 0, "width": text, "dataset": "abc"} for text in texts],
-            distributions={
+            trainings,
+            {
                 "seed": IntDistribution(0, 0),
                 "width": FloatDistribution(min(map(float, texts)), max(map(float, texts))),
             },
-            run_training=trainings,
-            value=lambda job_result: 1.0,
         )
         return trainings.points
 

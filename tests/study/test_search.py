@@ -1,5 +1,6 @@
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import optuna
@@ -14,7 +15,8 @@ from amp_track.config.job import Job
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.study import database, opening, storage
 from amp_track.study.max_batches import memory_violation
-from amp_track.study.search import Space, train_inside
+from amp_track.study.search import Space, TrainingSearch
+from amp_track.study.trials import next_trial
 
 
 @given(reference=st.integers(1, 4096), max_batch=st.integers(1, 10**5), seed=st.integers(0, 9))
@@ -46,22 +48,33 @@ def opened(url: str = "sqlite:///optuna.db") -> optuna.Study:
     return storage.open_study("s/train", opening.open_storage(url), url, objectives=objectives, settings={})
 
 
+def train_inside(study: optuna.Study, space: Space, trials: int, run_training: Callable[[Job, int], JobResult]) -> None:
+    """Train as the command does."""
+    search = TrainingSearch(study=study, space=space, job=Job(learning_rate=0.1), trials=trials, higher_is_better=True)
+    search.check_choices()
+    while search.is_anything_left():
+        with next_trial(study) as asked:
+            job = search.suggest(asked.trial)
+            known = search.known(asked.trial)
+            asked.value = search.record(asked.trial, *(known or (run_training(job, len(search.complete())), "run")))
+
+
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")  # `warnings.catch_warnings` is of one thread
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_workers_train_as_often_as_was_asked_for_and_draw_differently(workers: int) -> None:
     space = Space(max_batches={"fp32": 10**6}, reference_batch_size=64)
     trained: list[int] = []
 
-    def run_training(trial: optuna.Trial, job: Job, made: int) -> tuple[JobResult, str]:
+    def run_training(job: Job, made: int) -> JobResult:
         assert job.batch_size is not None
         time.sleep(0.2)  # so that all of them train at the same time
         trained.append(job.batch_size)
-        return JobResult(status=JobStatus.FITS, samples_per_second=1.0, metric=job.batch_size / 10**6), "run"
+        return JobResult(status=JobStatus.FITS, samples_per_second=1.0, metric=job.batch_size / 10**6)
 
     def work() -> None:
         ours = opened()
         storage.ask_in_turn(ours, "sqlite:///optuna.db")
-        train_inside(ours, space, Job(learning_rate=0.1), trials=9, higher_is_better=True, run_training=run_training)
+        train_inside(ours, space, 9, run_training)
 
     study = opened()
     threads = [threading.Thread(target=work) for _ in range(workers)]
@@ -84,10 +97,10 @@ def test_a_landmark_whose_worker_died_is_trained_by_another(monkeypatch: pytest.
     optuna.load_study(study_name="s/train", storage=JournalStorage(JournalFileBackend("optuna.log"))).ask()
     trained: list[tuple[int | None, int]] = []
 
-    def run_training(trial: optuna.Trial, job: Job, made: int) -> tuple[JobResult, str]:
+    def run_training(job: Job, made: int) -> JobResult:
         trained.append((job.batch_size, made))
-        return JobResult(status=JobStatus.FITS, samples_per_second=1.0, metric=0.5), "run"
+        return JobResult(status=JobStatus.FITS, samples_per_second=1.0, metric=0.5)
 
-    train_inside(study, space, Job(learning_rate=0.1), trials=2, higher_is_better=True, run_training=run_training)
+    train_inside(study, space, 2, run_training)
     assert trained == [(100, 0), (64, 1)]
     assert [trial.state for trial in study.trials] == [TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
