@@ -145,7 +145,7 @@ def train_command(
     result = printing.print_or_return(train.train, request, as_json)
     if result is None:
         return
-    for block in train_report.blocks(result, see_with=printing.mlflow_ui(request), ui=printing.ui_address(request)):
+    for block in train_report.blocks(result, see_with=printing.mlflow_ui(request), ui=request.stores.mlflow.ui):
         if isinstance(block, str):
             print(block)
         else:

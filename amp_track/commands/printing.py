@@ -68,60 +68,37 @@ def print_notes(lines: Sequence[str]) -> None:
 
 
 def print_study(result: Any, request: Request) -> None:
-    """Print the tables of a study, caveats, links, and last the recommendation.
-
-    Prints nothing if the result is None: `--json` has printed it.
-    """
+    """Print the tables of a study, caveats, links, and last the recommendation; nothing if `--json` has printed it."""
     if result is None:
         return
     from amp_track.report import links, summary
     from amp_track.report.table import print_table
 
-    said = summary.answer(result)
+    stores, said, study = request.stores, summary.answer(result), summary.name(result)
+    tracking_uri = [f"--tracking-uri {shlex.quote(masking.masked(stores.tracking_uri))}"] if stores.tracking_uri else []
+    storage = [f"--storage {shlex.quote(masking.masked(stores.storage))}"]
+    if stores.storage in (addresses.DEFAULT_STORAGE, os.environ.get(addresses.STORAGE_VARIABLE)):
+        storage = []
     for table in summary.tables(result):
         print_table(table)
     print_notes(said.caveats)
-    study = summary.name(result)
-    print(f"Report of study {study}: {_from_here(result.report)}")
-    _print_how_to_look(request, study, links.pages(result, ui_address(request)))
+    page = os.path.relpath(result.report) if Path(result.report).is_relative_to(Path.cwd()) else result.report
+    print(f"Report of study {study}: {page}")
+    print("Open it with:")
+    print(f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *storage, *tracking_uri])}")
+    print("or with:")
+    print(f"  {mlflow_ui(request)}")
+    for address in links.pages(result, stores.mlflow.ui):
+        print(f"    {address}")
+    print(f"  {_program('optuna-dashboard')} {shlex.quote(str(stores.optuna))} --host 127.0.0.1 --port 8080")
     print()
     for line in (said.headline, *said.more):
         print(line)
     if said.command is not None:
-        experiment, uri = request.stores.experiment, request.stores.tracking_uri
-        given = [f" --experiment {shlex.quote(experiment)}"] if experiment is not None else []
-        given += [f" --tracking-uri {shlex.quote(masking.masked(uri))}"] if uri is not None else []
+        experiment = [f"--experiment {shlex.quote(stores.experiment)}"] if stores.experiment is not None else []
+        command = said.command.removeprefix("amp-track ")
         print(f"{said.to_train}:")
-        print(f"  {torchrun.program()} {said.command.removeprefix('amp-track ')}{''.join(given)}")
-
-
-def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:
-    stores = [f"{name} {shlex.quote(masking.masked(url))}" for name, url in _given_stores(request).items()]
-    print("Open it with:")
-    print(f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *stores])}")
-    print("or with:")
-    print(f"  {mlflow_ui(request)}")
-    for page in pages:
-        print(f"    {page}")
-    dashboard = _program("optuna-dashboard")
-    print(f"  {dashboard} {shlex.quote(str(request.stores.optuna))} --host 127.0.0.1 --port 8080")
-
-
-def _from_here(path: str) -> str:
-    """Return a path relative to the current folder if it is inside."""
-    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
-
-
-def _given_stores(request: Request) -> dict[str, str]:
-    """Return the store flags that another command needs: neither the default nor set in the environment."""
-    storage, uri = request.stores.storage, request.stores.tracking_uri
-    is_known = storage in (addresses.DEFAULT_STORAGE, os.environ.get(addresses.STORAGE_VARIABLE))
-    given = {"--storage": storage if not is_known else None, "--tracking-uri": uri}
-    return {name: url for name, url in given.items() if url is not None}
-
-
-def ui_address(request: Request) -> str:
-    return request.stores.mlflow.ui
+        print(f"  {' '.join([torchrun.program(), command, *experiment, *tracking_uri])}")
 
 
 def mlflow_ui(request: Request) -> str:

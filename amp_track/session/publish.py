@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -186,31 +186,27 @@ class LatePlots:
     def __exit__(self, *error: object) -> None:
         self.finish()
 
-    def finish(self) -> None:
-        """Draw the plots that still wait."""
-        self._draw(warnings := list[str]())
-        _warn(warnings)
-
     def add(self, run: Run, curves: Curves) -> None:
         """Draw this plot later."""
         self._waiting.append((run, curves))
 
+    def finish(self) -> None:
+        """Draw the plots that still wait."""
+        with self.drawn_beside():
+            pass
+
     @contextmanager
     def drawn_beside(self) -> Iterator[None]:
         """Draw the waiting plots in a thread while the block runs a job."""
-        thread = threading.Thread(target=self._draw, args=(warnings := list[str](),), name="amp_track curves")
-        if self._waiting:
-            thread.start()
-        try:
-            yield
-        finally:
-            if thread.ident is not None:
-                thread.join()
-            _warn(warnings)
-
-    def _draw(self, warnings: list[str]) -> None:
-        while self._waiting:
-            warnings += _drawn(*self._waiting.pop(0))
+        waiting, self._waiting = self._waiting, []
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            warnings = [thread.submit(_draw, *each) for each in waiting]
+            try:
+                yield
+            finally:
+                for warning in warnings:
+                    if text := warning.result():  # not in the thread: a notebook shows its output in any cell
+                        _log.warning("%s", text)
 
 
 @contextmanager
@@ -221,29 +217,22 @@ def kept_curves(
 
     The curves include the recorded values of a resumed run. With `later`, the plot is drawn while the next job runs.
     """
-    curves = Curves(title, metric_name)
+    curves, plots = Curves(title, metric_name), later or LatePlots()
     curves.restore(run.on_record, steps_per_epoch=steps_per_epoch)
     try:
         yield curves
     finally:
-        if later is not None:
-            later.add(run, curves)
-        else:
-            _warn(_drawn(run, curves))
+        plots.add(run, curves)
+        if later is None:
+            plots.finish()
 
 
-def _drawn(run: Run, curves: Curves) -> list[str]:
-    """Draw and store one plot. Return warnings, because a missing plot must not fail a training."""
+def _draw(run: Run, curves: Curves) -> str:
+    """Draw and store one plot. Return a warning, because a missing plot must not fail a training."""
     try:
         with processes.scratch_folder() as folder:
             if curves.draw(folder / CURVES_PLOT):
                 run.artifact(folder / CURVES_PLOT)
     except Exception as error:
-        return [f"{CURVES_PLOT} of run {run.run_id} is missing: {type(error).__name__}: {error}"]
-    return []
-
-
-def _warn(warnings: list[str]) -> None:
-    """Log warnings from the main thread; a notebook shows those of other threads in any cell."""
-    for warning in warnings:
-        _log.warning("%s", warning)
+        return f"{CURVES_PLOT} of run {run.run_id} is missing: {type(error).__name__}: {error}"
+    return ""

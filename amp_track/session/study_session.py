@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from amp_track.tracking import Run, Tracker
 
 
+_MAXIMIZE: Direction = "maximize"
 _METER_VERSION = 6
 """Increase it when limits, memory metering or confirmation runs change: max batches found before no longer hold."""
 _MOST_DRIFT = 0.05
@@ -111,19 +112,10 @@ class Studies:
 
     def _objectives(self, part: str) -> list[tuple[str, Direction]]:
         """Return the objectives of a part: names and directions."""
-        inspection = self.session.inspection
-        metric: tuple[str, Direction] = (
-            inspection.metric_name,
-            "maximize" if inspection.higher_is_better else "minimize",
-        )
-        speed: tuple[str, Direction] = "samples/s", "maximize"
-        of_parts: dict[str, list[tuple[str, Direction]]] = {
-            "max-batch": [("max batch", "maximize")],
-            "train": [metric, speed],
-            "seeds": [metric],
-            "compare": [speed],
-        }
-        return of_parts[part]
+        better: Direction = "maximize" if self.session.inspection.higher_is_better else "minimize"
+        metric, speed = [(self.session.inspection.metric_name, better)], [("samples/s", _MAXIMIZE)]
+        names = {"max-batch": [("max batch", _MAXIMIZE)], "train": metric + speed, "seeds": metric, "compare": speed}
+        return names[part]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +161,7 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
     """
     from amp_track.study import storage
 
-    with closing(studies), _hint_on_interrupt(), ExitStack() as stack:
+    with closing(studies), ExitStack() as stack:
         # Otherwise two search workers that start at the same time would create a run each.
         with studies.lock(f"run of {study.study_name}"):
             known = storage.parent_run_id_of(study)
@@ -189,7 +181,11 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
             _resume(studies, study, tracker, known)
         # From now on, end the run of each trial that this process finds, or that was taken for, stale.
         storage.on_stale_trial(studies.storage, functools.partial(tracker.kill_run, parent.run_id))
-        yield TrackedStudy(studies.session, studies, study, tracker, parent, plots)
+        try:
+            yield TrackedStudy(studies.session, studies, study, tracker, parent, plots)
+        except KeyboardInterrupt:
+            progress.say("the same command resumes where it stopped")
+            raise
 
 
 def _describe(session: Session, parent: Run) -> None:
@@ -229,15 +225,6 @@ def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str
     trials = storage.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
     if killed := tracker.kill_orphans(parent_run_id, trials):
         progress.say(f"ended {killed} stale {'runs' if killed > 1 else 'run'} of killed processes")
-
-
-@contextmanager
-def _hint_on_interrupt() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        progress.say("the same command resumes where it stopped")
-        raise
 
 
 def _settings(session: Session, part: str) -> dict[str, str]:
