@@ -1,4 +1,4 @@
-"""Bad input ends every command in one line on stderr and exit code 2, and nothing is written."""
+"""Bad input ends every command in one line on stderr and exit code 2, and nothing is written. See also tests/golden."""
 
 from __future__ import annotations
 
@@ -17,58 +17,33 @@ from amp_track.runner.runner import JobRunner
 Command = Callable[..., Done]
 
 ARGUMENTS = [
-    (["train", DIGITS, "--precision", "fp8"], "--precision: got 'fp8', expected one of fp32, tf32, amp, bf16"),
     (["max-batch", DIGITS, "--precision", "fp32,fp8"], "--precision: got 'fp32,fp8', expected names from"),
-    (["train", DIGITS, "--batch-size", "0"], "--batch-size: got '0', expected a whole number of 1 or more, or auto"),
-    *(
-        ([command, DIGITS, "--experiment", name], "--experiment: got '")
-        for command, name in (
-            ("train", ""),
-            ("max-batch", "a\nb"),
-            ("search", "x" * 501),
-            ("plan", " "),
-        )
-    ),
+    (["max-batch", DIGITS, "--experiment", "a\nb"], "--experiment: got '"),
+    (["search", DIGITS, "--experiment", "x" * 501], "--experiment: got '"),
     (["plan", DIGITS, "--experiment", "mine"], "--experiment requires --track"),
     (["train", "--resume", "0" * 32, "--experiment", "mine"], "--experiment cannot be used with --resume"),
     (["train", DIGITS, "--memory-budget", ""], "--memory-budget: got '', expected a size above 0 with its unit"),
-    (["train", DIGITS, "--device", ""], "--device: got '', expected auto, cpu, or"),
-    (["max-batch", DIGITS, "--storage", ""], "--storage: got '', expected a database address"),
-    (["train", "--resume", ""], "--resume: got '', expected the id of an MLflow run"),
     (["train", ""], "WORKLOAD: got '', expected a name"),
     (["report", ""], "STUDY: got '', expected a name"),
-    (["train", "nowhere.py"], "nowhere.py: file not found, expected a Python file with one Workload"),
     (["train", DIGITS, "--set", "width"], "--set: got 'width', expected option=value"),
     (["train", DIGITS, "--storage", "foo://me:hunter2@host/x"], "--storage: got foo://me:***@host/x"),
-    (["train", DIGITS, "--epochs", "2", "--steps", "9"], "--epochs: got 2 together with --steps 9"),
     (["train", DIGITS, "--tracking-uri", "sqlite://"], "--tracking-uri: got sqlite://, an in-memory database"),
-    (
-        ["max-batch", DIGITS, "--storage", "sqlite:///:memory:"],
-        "--storage: got sqlite:///:memory:, an in-memory database",
-    ),
+    (["max-batch", DIGITS, "--storage", "sqlite:///:memory:"], "--storage: got sqlite:///:memory:, an in-memory"),
     (["max-batch", DIGITS, "--storage", "sqlite:////dev/null"], "is a pipe or a device"),
-    (
-        ["train", DIGITS, "--job-timeout", "1e300"],
-        "--job-timeout: got '1e300', expected a time above 0 with its unit",
-    ),
+    (["train", DIGITS, "--job-timeout", "1e300"], "--job-timeout: got '1e300', expected a time above 0 with its unit"),
     (["train", DIGITS, "--batch-size", "9" * 23], "expected a whole number of 1 or more, or auto"),
     (["train", DIGITS, "--colour", "red"], "No such option: --colour"),
     (["train", DIGITS, "--epochs"], "requires an argument"),
     (["train", DIGITS, "--headroom", "5%"], "--headroom requires --batch-size auto"),
     (["train", DIGITS, "--grad-accum", "2", "--effective-batch-size", "64"], "--grad-accum: got 2 together with"),
     (["train", "--resume", "a b"], "--resume: got 'a b', expected the id of an MLflow run"),
-    (["train", "--resume", "0" * 32], "does not exist"),
-    (["max-batch", DIGITS, "--headroom", "120%"], "--headroom: got '120%', expected a part of the budget, such as 5%"),
     (["search", DIGITS, "--lr-range", "1,0.1"], "--lr-range: got '1,0.1', expected two numbers above 0"),
     (["search", DIGITS, "--synthetic"], "Use max-batch --synthetic"),
-    (
-        ["search", DIGITS, "--seeds", "3", "--tolerance", "-1%"],
-        "--tolerance: got '-1%', expected a part of the metric",
-    ),
-    (["compare", DIGITS, "--vary", "width"], "--vary: got 'width', expected option=value,value,…"),
+    (["search", DIGITS, "--seeds", "3", "--tolerance", "-1%"], "--tolerance: got '-1%', expected a part of the metric"),
     (["compare", DIGITS, "--batch-size", "auto"], "--batch-size: got auto, expected a whole number of 1 or more"),
     (["compare", DIGITS, "--precision", "bf16"], "--precision: got bf16, expected fp32 among them"),
     (["compare", DIGITS, "--vary", "width=4", "--set", "width=8"], "width is given by both --vary and --set"),
+    (["plan", DIGITS, "--vary", "width=4", "--set", "width=8"], "width is given by both --vary and --set"),
     (["dtypes", DIGITS, "--batch-size", "auto"], "--batch-size: got 'auto', expected a whole number of 1 or more"),
     (["dtypes", DIGITS, "--epochs", "2"], "No such option: --epochs"),
     (["max-batch", ":"], "WORKLOAD: got :, expected package.module:Class or a Python file"),
@@ -77,50 +52,33 @@ ARGUMENTS = [
     (["max-batch", "a\nb\x1b[31m"], r"a\nb\x1b[31m: file not found"),
     (["max-batch", "\udcff.py"], "expected a file name in UTF-8"),
     (["max-batch", "--", "--my_file.py"], "--my_file.py: file not found"),
-    (
-        ["max-batch", DIGITS, "--study", "\udcff"],
-        r"--study: got '\udcff', expected a name of at most 500 printable characters",
-    ),
+    (["max-batch", DIGITS, "--study", "\udcff"], r"--study: got '\udcff', expected a name of at most 500 printable"),
     (["train", DIGITS, "--set", "width=\udcff"], r"--set: got 'width=\udcff', expected option=value"),
     (["max-batch", DIGITS, "--headroom", "9" * 400], "expected a part of the budget, such as 5%, or a size"),
     (["max-batch", DIGITS, "--effective-batch-size", "2147483648"], "expected a whole number from 1 to 2147483647"),
 ]
-"""What can be told without a process that has torch."""
+"""Found without a process that has torch."""
 INSPECTED = [
-    (["train", DIGITS, "--precision", "tf32", "--device", "cpu"], "got tf32, expected one of fp32,"),
     (["train", DIGITS, "--memory-budget", "900TiB"], "expected at most "),
     (["max-batch", DIGITS, "--memory-budget", "1MiB", "--headroom", "2MiB"], "expected less than 1 MiB"),
     (["train", DIGITS, "--effective-batch-size", "100"], "expected a multiple of the batch size 64"),
     (["train", DIGITS, "--device", "cuda:77"], "--device: got 'cuda:77', expected one of auto, cpu"),
-    (
-        ["train", DIGITS, "--batch-size", "1438"],
-        "--batch-size: got 1438, expected at most 1437, the number of training samples",
-    ),
+    (["train", DIGITS, "--batch-size", "1438"], "--batch-size: got 1438, expected at most 1437, the number of"),
     (["train", DIGITS, "--set", "depth=3"], "--set depth: got '3', expected an option of"),
     pytest.param(["train", str(WORKLOADS / "empty.py")], "defines no subclass of Workload", marks=pytest.mark.nightly),
     (["train", str(WORKLOADS / "two.py")], "defines 2 subclasses of Workload (One, Two)"),
-    (
-        ["search", DIGITS, "--seeds", "3", "--precision", "amp,bf16"],
-        "--seeds: got 3 with --precision amp,bf16, expected",
-    ),
     (["compare", DIGITS, "--vary", "width=4,x"], "--vary width: got 'x', expected int"),
     (["compare", DIGITS, "--vary", "height=4,8"], "--vary height: got '4', expected an option of"),
-    (
-        ["compare", DIGITS, "--batch-size", "5000"],
-        "--batch-size: got 5000, expected at most 1437, the number of training samples",
-    ),
+    (["compare", DIGITS, "--batch-size", "5000"], "--batch-size: got 5000, expected at most 1437, the number of"),
     (["compare", DIGITS, "--precision", "fp32,tf32"], "--precision: got tf32, expected one of "),
     (
         ["compare", str(ROOT / "experiments/caltech256.py"), "--vary", "image_size=64", "--set", "data_dir=nowhere"],
         "--set data_dir: nowhere",
     ),
-    (
-        ["dtypes", DIGITS, "--precision", "tf32", "--device", "cpu"],
-        "--precision: got tf32, expected one of fp32, amp, bf16: needs an NVIDIA GPU",
-    ),
+    (["dtypes", DIGITS, "--precision", "tf32", "--device", "cpu"], "expected one of fp32, amp, bf16: needs an NVIDIA"),
     (["train", DIGITS, "--synthetic", "--nproc", "9" * 9], "--nproc: got 999999999, expected at most"),
 ]
-"""What a process that has torch looks at first."""
+"""Found by a process that has torch."""
 
 
 @pytest.mark.parametrize(("arguments", "message"), ARGUMENTS, ids=lambda value: "")
@@ -151,23 +109,30 @@ def is_bad_input(done: Done, message: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+OWN = """import dataclasses
+from amp_track import Metric, Workload
+
+@dataclasses.dataclass(frozen=True)
+class Own(Workload):
+    {field}
+
+    def model(self):
+        raise AssertionError("it is not asked")
+
+    eval_data = vars().get("eval_data", model)
+    train_data = vars().get("train_data", model)
+"""
+
+
 @pytest.mark.parametrize(
     ("field", "message"),
     [
         ("batch_size: int = 0", "batch_size is 0. Set it to an integer of at least 1."),
         ('batch_size: int = "many"', "batch_size is 'many'. Set it to an integer of at least 1."),
         ("batch_size: int = 10**5000", "batch_size is of type int. Set it to an integer of at least 1."),
-        ("epochs: int = 0", "epochs is 0. Set it to an integer of at least 1."),
         ("learning_rate: float = 10**400", "Set it to a number above 0."),
         ("learning_rate: float = -1.0", "learning_rate is -1.0. Set it to a number above 0."),
-        (
-            'metric = Metric("accuracy (%)")',
-            "metric is 'accuracy (%)'. Set it to a Metric whose name MLflow accepts",
-        ),
-        (
-            "metric = Metric('a b/☃:\"x\"')",
-            "metric is 'a b/☃:\"x\"'. Set it to a Metric whose name MLflow accepts",
-        ),
+        ('metric = Metric("accuracy (%)")', "metric is 'accuracy (%)'. Set it to a Metric whose name MLflow accepts"),
         ('metric = Metric("a//b")', "metric is 'a//b'. Set it to a Metric whose name MLflow accepts"),
         ('metric = Metric("../x")', "metric is '../x'. Set it to a Metric whose name MLflow accepts"),
         ('metric = Metric("a" * 300)', "at most 245 characters"),
@@ -175,17 +140,14 @@ def is_bad_input(done: Done, message: str, tmp_path: Path) -> None:
         ('metric = "accuracy"', "metric is 'accuracy'. Set it to a Metric"),
         ("metric = Metric(5)", "metric is 5. Set it to a Metric"),
         ('width: "Undefined" = 1', "the types of its fields raised NameError: name 'Undefined' is not defined"),
-        (
-            "train_data = eval_data = lambda self: 5",
-            "train_data() returned an object of type int; it must return a map",
-        ),
+        ("train_data = eval_data = lambda self: 5", "train_data() returned an object of type int; it must return a"),
     ],
 )
 def test_a_workloads_own_fields_are_checked(
     field: str, message: str, amp_track: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("workload") / "own.py"
-    file.write_text(f"import dataclasses\nfrom amp_track import Metric, Workload\n\n\n{_OWN.format(field=field)}")
+    file.write_text(OWN.format(field=field))
     is_bad_input(amp_track("train", str(file)), message, tmp_path)
 
 
@@ -201,18 +163,6 @@ def test_a_batch_size_that_nobody_gave_is_called_the_workloads_own(
     is_bad_input(amp_track("train", str(file), "--batch-size", "32"), "--batch-size: got 32, expected at", tmp_path)
 
 
-_OWN = """@dataclasses.dataclass(frozen=True)
-class Own(Workload):
-    {field}
-
-    def model(self):
-        raise AssertionError("it is not asked")
-
-    eval_data = vars().get("eval_data", model)
-    train_data = vars().get("train_data", model)
-"""
-
-
 def test_a_workload_that_does_not_import_shows_its_own_traceback(amp_track: Command, tmp_path: Path) -> None:
     done = amp_track("train", str(WORKLOADS / "broken.py"))
     assert done.returncode == 2
@@ -222,16 +172,16 @@ def test_a_workload_that_does_not_import_shows_its_own_traceback(amp_track: Comm
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
-def test_a_pipe_is_no_workload_and_is_not_waited_for(command: str, amp_track: Command, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.py")
+def test_a_pipe_is_no_workload_and_is_not_waited_for(command: str, amp_track: Command) -> None:
+    os.mkfifo("pipe.py")
     done = amp_track(command, "pipe.py")
     assert done.returncode == 2
     assert "pipe.py: file not found" in done.stderr
 
 
 @pytest.mark.nightly
-def test_a_file_that_no_parser_takes_shows_why(amp_track: Command, tmp_path: Path) -> None:
-    (tmp_path / "deep.py").write_text("-" * 20_000 + "1")
+def test_a_file_that_no_parser_takes_shows_why(amp_track: Command) -> None:
+    Path("deep.py").write_text("-" * 20_000 + "1")
     done = amp_track("train", "deep.py")
     assert done.returncode == 2
     assert "its import raised" in done.stderr.splitlines()[-1]
@@ -244,15 +194,15 @@ def test_a_file_that_no_parser_takes_shows_why(amp_track: Command, tmp_path: Pat
         ("MLFLOW_RUN_ID", "0" * 32, "expected a run in sqlite:///"),
         ("MLFLOW_RUN_ID", "a b", "expected a run in sqlite:///"),
         ("MLFLOW_EXPERIMENT_ID", "77", "expected an experiment in sqlite:///"),
-        ("MLFLOW_EXPERIMENT_ID", "x", "expected an experiment in sqlite:///"),
         ("MLFLOW_EXPERIMENT_ID", "9" * 20, "expected an experiment in sqlite:///"),
         ("MLFLOW_EXPERIMENT_NAME", "x" * 501, "expected at most 500 printable characters"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "max-batch"])
+@pytest.mark.usefixtures("fresh_stores")
 def test_an_environment_that_names_nothing_is_told_before_anything_is_written(
     command: str, variable: str, value: str, message: str, has_stores: bool,
-    amp_track: Command, fresh_stores: None, monkeypatch: pytest.MonkeyPatch,
+    amp_track: Command, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if not has_stores:
         for store in Path.cwd().glob("*.db"):
@@ -272,14 +222,11 @@ def test_version_is_that_of_the_package(amp_track: Command) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"amp-track {__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["max-batch"], ["search"], ["compare"], ["dtypes"]], ids=" ".join)
-def test_help_teaches(command: list[str], amp_track: Command) -> None:
-    done = amp_track(*command, "--help")
-    assert done.returncode == 0
-    assert "Usage: amp-track" in done.stdout
-    if command:
-        assert f"amp-track {command[0]} experiments/digits.py" in done.stdout
-        assert ("--memory-budget" in done.stdout) == (command != ["dtypes"])
+@pytest.mark.parametrize("command", ["train", "max-batch", "search", "compare", "dtypes"])
+def test_help_teaches(command: str, amp_track: Command) -> None:
+    shown = amp_track(command, "--help").stdout
+    assert f"amp-track {command} experiments/digits.py" in shown
+    assert ("--memory-budget" in shown) == (command != "dtypes")
 
 
 def test_help_shows_everyday_flags_before_the_panels(amp_track: Command) -> None:

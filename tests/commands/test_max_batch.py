@@ -1,4 +1,4 @@
-"""What `fit` makes of a device: edges with their proofs, real studies and runs; the device is simulated."""
+"""`max-batch`: max batches with their proofs, real studies and runs; the device is simulated."""
 
 from __future__ import annotations
 
@@ -26,27 +26,34 @@ from amp_track.records.result import JobResult, JobStatus
 from amp_track.report.max_batch import max_batch_notes
 from amp_track.study.storage import name_worker
 
+pytestmark = pytest.mark.usefixtures("fresh_stores")
 BUDGET = 8 * MEBIBYTE
-FP32_MAX_BATCH = (BUDGET - 2 * MEBIBYTE) // 40_000
+LARGEST = (BUDGET - 2 * MEBIBYTE) // 40_000
+"""The max batch of fp32."""
+OOM = JobResult(status=JobStatus.OOM, requested_bytes=40_000, train_peak_allocated_bytes=BUDGET)
 
 
 def asked(*precisions: str, job: dict[str, Any] | None = None, **options: Any) -> Request:
     settings = {"workload": DIGITS, "memory_budget_bytes": BUDGET} | (job or {})
-    return request(Job(**settings), precisions=precisions or ("fp32",), **options)
+    return request(Job(**settings), precisions=precisions or ("fp32",), **({"study": "mine"} | options))
 
 
-def trials(study: str) -> list[optuna.trial.FrozenTrial]:
-    return optuna.load_study(study_name=study, storage=stores()["storage"]).trials
+def trials(study: str = "mine") -> list[optuna.trial.FrozenTrial]:
+    return optuna.load_study(study_name=f"{study}/max-batch", storage=stores()["storage"]).trials
 
 
 def client() -> mlflow.MlflowClient:
     return mlflow.MlflowClient(stores()["tracking_uri"])
 
 
-@pytest.mark.usefixtures("fresh_stores")
-class TestEdges:
+def note_of(result: Any) -> str:
+    (note,) = [note for note in max_batch_notes(result) if note.startswith("fp32: ")]
+    return note
+
+
+class TestMaxBatches:
     @pytest.mark.parametrize(("precisions", "is_said"), [(None, True), (("fp32",), False)])
-    def test_a_precision_that_is_left_out_is_said_unless_others_were_asked_for(
+    def test_a_skipped_precision_is_printed_unless_others_were_requested(
         self, precisions: tuple[str, ...] | None, is_said: bool, capsys: pytest.CaptureFixture[str]
     ) -> None:
         max_batch(request(Job(workload=DIGITS), precisions=precisions, max_batch_size=1), runner=SimulatedRunner())
@@ -54,13 +61,13 @@ class TestEdges:
 
     def test_the_max_batch_is_exact_proven_and_confirmed(self) -> None:
         runner = SimulatedRunner()
-        found = max_batch(asked(study="mine"), runner=runner).precisions["fp32"]
-        assert (found.max_batch.batch_size, found.max_batch.first_failing_batch) == (FP32_MAX_BATCH, FP32_MAX_BATCH + 1)
+        found = max_batch(asked(), runner=runner).precisions["fp32"]
+        assert (found.max_batch.batch_size, found.max_batch.first_failing_batch) == (LARGEST, LARGEST + 1)
         assert found.max_batch.bound == "memory"
         assert found.probes <= 5
         assert found.confirmation is not None
         ran = {(job.batch_size, job.probe) for job in runner.jobs}
-        assert {(FP32_MAX_BATCH, True), (FP32_MAX_BATCH + 1, True), (FP32_MAX_BATCH, False)} <= ran
+        assert {(LARGEST, True), (LARGEST + 1, True), (LARGEST, False)} <= ran
 
     @pytest.mark.parametrize(
         ("epochs", "confirm_steps", "are_whole"),
@@ -73,112 +80,86 @@ class TestEdges:
             ),
         ],
     )
-    def test_probes_leave_the_end_of_an_only_epoch_to_a_training_that_makes_it(
+    def test_probes_leave_the_end_of_an_only_epoch_to_the_confirmation(
         self, epochs: int, confirm_steps: int | str | None, are_whole: bool
     ) -> None:
         runner = SimulatedRunner(epochs=epochs)
-        max_batch(asked(study="mine", confirm_steps=confirm_steps), runner=runner)
-        to_the_ends: dict[int | None, list[bool]] = {}
-        for job in runner.jobs:
-            if job.probe:
-                to_the_ends.setdefault(job.batch_size, []).append(job.probe_to_the_end)
-        assert to_the_ends[FP32_MAX_BATCH + 1] == [are_whole]
-        assert to_the_ends[FP32_MAX_BATCH][0] is are_whole
-        assert all(to_the_ends[FP32_MAX_BATCH][1:])
+        max_batch(asked(confirm_steps=confirm_steps), runner=runner)
+        failing, fitting = (
+            [job.probe_to_the_end for job in runner.jobs if job.probe and job.batch_size == batch_size]
+            for batch_size in (LARGEST + 1, LARGEST)
+        )
+        assert failing == [are_whole]
+        assert fitting[0] is are_whole
+        assert all(fitting[1:])
 
     @pytest.mark.parametrize(
         ("epochs", "probes"), [(1, [False, True]), pytest.param(2, [True], marks=pytest.mark.nightly)]
     )
-    def test_a_multiple_that_only_such_a_probe_has_run_is_probed_whole(self, epochs: int, probes: list[bool]) -> None:
+    def test_a_multiple_that_only_such_a_probe_has_run_is_probed_to_the_end(
+        self, epochs: int, probes: list[bool]
+    ) -> None:
         runner = SimulatedRunner(epochs=epochs, batch_size=100)
-        found = max_batch(asked(study="mine", multiple_of=100), runner=runner).precisions["fp32"]
-        assert found.max_multiple == 100
-        ran = [job.probe_to_the_end for job in runner.jobs if job.batch_size == 100]
-        assert ran == probes
+        assert max_batch(asked(multiple_of=100), runner=runner).precisions["fp32"].max_multiple == 100
+        assert [job.probe_to_the_end for job in runner.jobs if job.batch_size == 100] == probes
 
-    def test_a_few_above_the_first_that_fails_are_tried_where_fitting_need_not_be_monotone(self) -> None:
+    def test_a_few_batches_above_the_first_failing_one_are_tried(self) -> None:
         def another_engine(job: Job) -> JobResult | None:
             """From some batch on, a convolution takes an engine with a smaller workspace."""
-            return JobResult(status=JobStatus.FITS, peak_bytes=1) if job.batch_size == FP32_MAX_BATCH + 3 else None
+            return JobResult(status=JobStatus.FITS, peak_bytes=1) if job.batch_size == LARGEST + 3 else None
 
-        result = max_batch(asked(study="mine"), runner=SimulatedRunner(fails=another_engine))
+        result = max_batch(asked(), runner=SimulatedRunner(fails=another_engine))
         found = result.precisions["fp32"]
-        assert (found.max_batch.batch_size, found.max_batch.first_failing_batch) == (FP32_MAX_BATCH, FP32_MAX_BATCH + 1)
-        assert found.beyond == ((FP32_MAX_BATCH + 2, False), (FP32_MAX_BATCH + 3, True), (FP32_MAX_BATCH + 4, False))
-        (note,) = [note for note in max_batch_notes(result) if note.startswith("fp32: ")]
-        assert f"batch {FP32_MAX_BATCH + 1} runs out of memory although {FP32_MAX_BATCH + 3} fits" in note
+        assert (found.max_batch.batch_size, found.max_batch.first_failing_batch) == (LARGEST, LARGEST + 1)
+        assert found.beyond == ((LARGEST + 2, False), (LARGEST + 3, True), (LARGEST + 4, False))
+        assert f"batch {LARGEST + 1} runs out of memory although {LARGEST + 3} fits" in note_of(result)
 
-    def test_what_had_fitted_above_the_first_that_fails_is_not_forgotten(self) -> None:
-        """Only the largest multiple fails, which is tried when the edge above it is known."""
-
-        def fails(job: Job) -> JobResult | None:
-            return JobResult(status=JobStatus.OOM, requested_bytes=MEBIBYTE) if job.batch_size == 100 else None
-
-        found = max_batch(asked(study="mine", multiple_of=100), runner=SimulatedRunner(fails=fails)).precisions["fp32"]
+    def test_batches_that_fitted_above_the_first_failing_one_are_remembered(self) -> None:
+        """Only the largest multiple fails, which is tried when the max batch above it is known."""
+        runner = SimulatedRunner(fails=lambda job: OOM if job.batch_size == 100 else None)
+        found = max_batch(asked(multiple_of=100), runner=runner).precisions["fp32"]
         assert (found.max_batch.batch_size, found.max_batch.first_failing_batch) == (99, 100)
-        assert set(found.also_fits) >= {101, 102, 103, FP32_MAX_BATCH}
+        assert set(found.also_fits) >= {101, 102, 103, LARGEST}
 
-    def test_a_longer_training_that_fits_above_one_that_does_not_is_named(self) -> None:
-        """The remainder of the data set decides: probes fit up to `FP32_MAX_BATCH`, of the trainings there not all."""
-
-        def fails(job: Job) -> JobResult | None:
-            if job.probe or job.batch_size not in {FP32_MAX_BATCH - 2, FP32_MAX_BATCH}:
-                return None
-            return JobResult(status=JobStatus.OOM, requested_bytes=80_000, train_peak_allocated_bytes=BUDGET)
-
-        result = max_batch(asked(study="mine"), runner=SimulatedRunner(fails=fails))
+    def test_a_confirmation_run_that_fits_above_one_that_does_not_is_named(self) -> None:
+        """The remainder of the data set decides: probes fit up to the max batch, of the longer runs there not all."""
+        oom, failing = dataclasses.replace(OOM, requested_bytes=80_000), (LARGEST - 2, LARGEST)
+        runner = SimulatedRunner(fails=lambda job: oom if not job.probe and job.batch_size in failing else None)
+        result = max_batch(asked(), runner=runner)
         found = result.precisions["fp32"]
-        assert (found.max_batch.batch_size, found.max_batch.first_failing_batch) == (
-            FP32_MAX_BATCH - 3,
-            FP32_MAX_BATCH - 2,
-        )
-        assert found.also_fits == [FP32_MAX_BATCH - 1]
-        (note,) = [note for note in max_batch_notes(result) if note.startswith("fp32: ")]
-        assert f"batch {FP32_MAX_BATCH - 2} runs out of memory although {FP32_MAX_BATCH - 1} fits" in note
+        assert (found.max_batch.batch_size, found.max_batch.first_failing_batch) == (LARGEST - 3, LARGEST - 2)
+        assert found.also_fits == [LARGEST - 1]
+        assert f"batch {LARGEST - 2} runs out of memory although {LARGEST - 1} fits" in note_of(result)
 
-    def test_a_max_batch_that_runs_twice_and_not_a_third_time_is_none(self) -> None:
+    @pytest.mark.parametrize(
+        ("longer_bytes", "batch_size", "failing_run"),
+        [(0, LARGEST, 3), pytest.param(400_000, LARGEST - 10, 2, marks=pytest.mark.nightly)],
+    )
+    def test_a_max_batch_that_fails_when_it_is_repeated_is_none(
+        self, longer_bytes: int, batch_size: int, failing_run: int
+    ) -> None:
+        """The second has stepped down, because longer runs take more memory than probes."""
         ran: list[int | None] = []
 
         def by_chance(job: Job) -> JobResult | None:
             ran.append(job.batch_size)
-            if job.batch_size == FP32_MAX_BATCH and ran.count(FP32_MAX_BATCH) == 3:
-                return JobResult(
-                    status=JobStatus.OOM, phase="backward", requested_bytes=40_000, train_peak_allocated_bytes=BUDGET
-                )
-            return None
+            return OOM if job.batch_size == batch_size and ran.count(batch_size) == failing_run else None
 
-        result = max_batch(asked(study="mine"), runner=SimulatedRunner(fails=by_chance))
+        result = max_batch(asked(), runner=SimulatedRunner(fails=by_chance, longer_bytes=longer_bytes))
         found = result.precisions["fp32"]
-        assert (found.max_batch.batch_size, found.max_batch.first_failing_batch) == (FP32_MAX_BATCH - 1, FP32_MAX_BATCH)
+        assert found.max_batch.batch_size < batch_size
+        assert longer_bytes or found.max_batch.batch_size == batch_size - 1
         assert found.runs_at_max_batch == 3
         assert "in 3 fresh processes" in " ".join(max_batch_notes(result))
 
-    @pytest.mark.nightly
-    def test_a_trainings_max_batch_runs_three_times_too(self) -> None:
-        """Longer trainings take more than probes, and have stepped down; the repeated probe fails once."""
-        ran: list[int | None] = []
-
-        def by_chance(job: Job) -> JobResult | None:
-            ran.append(job.batch_size if job.probe else None)
-            if job.batch_size == FP32_MAX_BATCH - 10 and job.probe and ran.count(FP32_MAX_BATCH - 10) == 1:
-                return JobResult(
-                    status=JobStatus.OOM, phase="backward", requested_bytes=40_000, train_peak_allocated_bytes=BUDGET
-                )
-            return None
-
-        runner = SimulatedRunner(fails=by_chance, longer_bytes=400_000)
-        found = max_batch(asked(study="mine"), runner=runner).precisions["fp32"]
-        assert found.max_batch.batch_size < FP32_MAX_BATCH - 10 + 1
-        assert found.runs_at_max_batch == 3
-
-    def test_no_more_than_there_is_to_try(self) -> None:
-        result = max_batch(asked(study="mine", max_batch_size=FP32_MAX_BATCH + 2), runner=SimulatedRunner())
-        assert result.precisions["fp32"].beyond == ((FP32_MAX_BATCH + 2, False),)
-        assert f"up to {FP32_MAX_BATCH + 2} at fp32" in " ".join(max_batch_notes(result))
+    def test_no_batch_above_the_limit_is_tried(self) -> None:
+        result = max_batch(asked(max_batch_size=LARGEST + 2), runner=SimulatedRunner())
+        assert result.precisions["fp32"].beyond == ((LARGEST + 2, False),)
+        assert f"up to {LARGEST + 2} at fp32" in " ".join(max_batch_notes(result))
 
     def test_every_probe_is_a_trial_and_a_run(self) -> None:
-        result = max_batch(asked(study="mine"), runner=SimulatedRunner())
-        for trial in trials("mine/max-batch"):
+        result = max_batch(asked(), runner=SimulatedRunner())
+        for trial in trials():
             run = client().get_run(trial.user_attrs["mlflow_run_id"])
             assert run.data.tags["mlflow.parentRunId"] == result.run_id
             assert run.data.tags["optuna.trial"] == str(trial.number)
@@ -188,66 +169,55 @@ class TestEdges:
             assert trial.value == (trial.params["batch_size"] if fits else 0)
             (violation,) = set(trial.constraints.values())
             assert (violation <= 0) is fits
-            assert trial.system_attrs["constraints"] == [violation]  # what optuna-dashboard reads
+            assert trial.system_attrs["constraints"] == [violation]  # for optuna-dashboard
             predicted = trial.user_attrs["predicted_bytes"]
             logged = run.data.metrics.get("memory/predicted_mib")
             assert logged == (predicted / MEBIBYTE if predicted is not None else None)
-        predictions = [trial.user_attrs["predicted_bytes"] is not None for trial in trials("mine/max-batch")]
-        assert predictions == [False, False, *[True] * (len(predictions) - 2)], "the line is there from the third on"
+        predictions = [trial.user_attrs["predicted_bytes"] is not None for trial in trials()]
+        assert predictions == [False, False, *[True] * (len(predictions) - 2)], "two probes make a line"
         table = json.loads(Path(client().download_artifacts(result.run_id, "probes.json")).read_text())
         assert [row[table["columns"].index("trial")] for row in table["data"]] == list(range(len(predictions)))
-        parent = client().get_run(result.run_id)
-        assert parent.data.metrics["max_batch/fp32"] == FP32_MAX_BATCH
-        assert optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"]).best_value == FP32_MAX_BATCH
+        assert client().get_run(result.run_id).data.metrics["max_batch/fp32"] == LARGEST
+        assert optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"]).best_value == LARGEST
 
     def test_precisions_learn_from_each_other(self) -> None:
         runner = SimulatedRunner()
         result = max_batch(asked("fp32", "bf16", confirm_steps=0), runner=runner)
-        of_bf16 = [job.batch_size for job in runner.jobs if job.precision == "bf16"]
-        assert of_bf16[0] == FP32_MAX_BATCH
+        assert next(job.batch_size for job in runner.jobs if job.precision == "bf16") == LARGEST
         assert result.precisions["bf16"].probes <= 4 < result.precisions["fp32"].probes
-        assert result.max_batch == {"fp32": FP32_MAX_BATCH, "bf16": (BUDGET - 2 * MEBIBYTE) // 20_000}
+        assert result.max_batch == {"fp32": LARGEST, "bf16": (BUDGET - 2 * MEBIBYTE) // 20_000}
 
-    def test_a_plan_leaves_three_probes_to_each_precision(self) -> None:
-        runner = SimulatedRunner(planned_bytes_per_sample={"fp32": 40_000, "bf16": 20_000})
-        result = max_batch(asked("fp32", "bf16", confirm_steps=0, study="planned"), runner=runner)
-        assert result.max_batch == {"fp32": FP32_MAX_BATCH, "bf16": (BUDGET - 2 * MEBIBYTE) // 20_000}
+    def test_a_plan_leaves_three_probes_to_each_precision_and_is_made_once(self) -> None:
+        slopes = {"fp32": 40_000, "bf16": 20_000}
+        runner, idle = (SimulatedRunner(planned_bytes_per_sample=slopes) for _ in range(2))
+        result = max_batch(asked("fp32", "bf16", confirm_steps=0), runner=runner)
+        assert result.max_batch == {"fp32": LARGEST, "bf16": (BUDGET - 2 * MEBIBYTE) // 20_000}
         assert {fitted.probes for fitted in result.precisions.values()} == {3}
-        predicted = [trial.user_attrs["predicted_bytes"] for trial in trials("planned/max-batch")]
-        assert None not in predicted, "every probe says what was predicted, the first one too"
+        assert None not in [trial.user_attrs["predicted_bytes"] for trial in trials()], "including the first probe"
         assert runner.forecasts_asked == 1
-
-    @pytest.mark.nightly
-    def test_a_finished_search_makes_no_plan(self) -> None:
-        slopes = {"fp32": 40_000}
-        max_batch(asked(study="planned"), runner=SimulatedRunner(planned_bytes_per_sample=slopes))
-        idle = SimulatedRunner(planned_bytes_per_sample=slopes)
-        max_batch(asked(study="planned"), runner=idle)
+        max_batch(asked("fp32", "bf16", confirm_steps=0), runner=idle)
         assert (idle.jobs, idle.forecasts_asked) == ([], 0)
 
     @pytest.mark.nightly
-    def test_why_there_is_no_plan_is_said_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_reason_for_a_missing_plan_is_printed_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         max_batch(asked("fp32", "bf16"), runner=SimulatedRunner())
         said = "no memory plan (it is made up); the search starts without one"
         assert capsys.readouterr().err.count(said) == 1
 
-    def test_a_max_batch_that_a_longer_training_refutes_steps_down_and_is_proven_again(self) -> None:
-        result = max_batch(asked(study="long"), runner=SimulatedRunner(longer_bytes=640_000))
-        found = result.precisions["fp32"].max_batch
-        assert found.batch_size == FP32_MAX_BATCH - 16
-        confirmations = {
-            t.params["batch_size"]: t.value for t in trials("long/max-batch") if t.user_attrs["kind"] == "confirm"
-        }
+    def test_a_max_batch_that_a_confirmation_run_refutes_steps_down_and_is_proven_again(self) -> None:
+        found = max_batch(asked(), runner=SimulatedRunner(longer_bytes=640_000)).precisions["fp32"].max_batch
+        assert found.batch_size == LARGEST - 16
+        confirmations = {t.params["batch_size"]: t.value for t in trials() if t.user_attrs["kind"] == "confirm"}
         assert confirmations[found.batch_size] == found.batch_size
         assert confirmations[found.batch_size + 1] == 0
 
-    def test_a_training_set_or_a_limit_ends_the_search_by_its_name(self) -> None:
-        found = max_batch(asked(), runner=SimulatedRunner(samples=100)).precisions["fp32"].max_batch
+    def test_the_data_set_or_a_limit_ends_the_search(self) -> None:
+        found = max_batch(asked(study="a"), runner=SimulatedRunner(samples=100)).precisions["fp32"].max_batch
         assert (found.batch_size, found.bound, found.first_failing_batch) == (100, "dataset", None)
-        found = max_batch(asked(max_batch_size=7), runner=SimulatedRunner()).precisions["fp32"].max_batch
+        found = max_batch(asked(study="b", max_batch_size=7), runner=SimulatedRunner()).precisions["fp32"].max_batch
         assert (found.batch_size, found.bound) == (7, "max_batch_size")
 
-    @pytest.mark.parametrize("headroom", ["25%", pytest.param("2MiB", marks=pytest.mark.nightly)])
+    @pytest.mark.parametrize("headroom", ["25%", "2MiB"])
     @pytest.mark.nightly
     def test_headroom_is_bytes_of_the_budget(self, headroom: str) -> None:
         left_free = max_batch(asked(headroom=values.headroom(headroom), study="a"), runner=SimulatedRunner())
@@ -256,17 +226,15 @@ class TestEdges:
         assert left_free.as_json()["memory_budget_bytes"] == BUDGET
         assert left_free.max_batch == smaller.max_batch
 
-    def test_the_largest_multiple_is_run_and_trained_at(self) -> None:
+    def test_train_uses_the_largest_multiple_that_ran(self) -> None:
         runner = SimulatedRunner()
-        question = asked(multiple_of=50, confirm_steps=0, job={"precision": "fp32", "steps": 3}, study="m")
+        question = asked(multiple_of=50, confirm_steps=0, job={"precision": "fp32", "steps": 3})
         assert max_batch(question, runner=runner).precisions["fp32"].max_multiple == 150
         trained = train(dataclasses.replace(question, find_batch_size=True), runner=runner)
         assert (trained.job.batch_size, trained.job_result.steps) == (150, 3)
-
-    def test_a_multiple_that_does_not_fit_is_no_batch(self) -> None:
-        question = asked(multiple_of=500, confirm_steps=0, job={"precision": "fp32"})
+        question = asked(multiple_of=500, confirm_steps=0, job={"precision": "fp32"}, study="large")
         with pytest.raises(NothingFits, match="no multiple of 500 fits: the max batch is 157"):
-            train(dataclasses.replace(question, find_batch_size=True), runner=SimulatedRunner())
+            train(dataclasses.replace(question, find_batch_size=True), runner=runner)
 
     def test_an_effective_batch_is_reached_by_accumulating(self) -> None:
         runner = SimulatedRunner()
@@ -281,34 +249,28 @@ class TestEdges:
         with pytest.raises(BadInput, match="got 5001, expected at most 5000, the number of training samples"):
             max_batch(asked(effective_batch_size=5001), runner=runner)
 
-    def test_nothing_fits_says_what_it_would_take(self) -> None:
-        with pytest.raises(
-            NothingFits, match="not even one sample fits 1 MiB; it needs: fp32 2,137,152 bytes"
-        ) as raised:
+    def test_the_memory_of_one_sample_that_does_not_fit_is_told(self) -> None:
+        message = "not even one sample fits 1 MiB; it needs: fp32 2,137,152 bytes"
+        with pytest.raises(NothingFits, match=message) as raised:
             max_batch(asked(job={"memory_budget_bytes": MEBIBYTE}), runner=SimulatedRunner())
         assert raised.value.result is not None
         assert raised.value.result["precisions"]["fp32"]["peak_bytes"] == 2 * MEBIBYTE + 40_000
 
-    def test_without_a_budget_the_max_batch_is_that_of_the_free_memory_when_the_study_began(self) -> None:
-        without = {"memory_budget_bytes": None}
-        question = asked(job=without, study="free", confirm_steps=0)
+    def test_without_a_budget_the_limit_is_the_free_memory_when_the_study_began(self) -> None:
+        question = asked(job={"memory_budget_bytes": None}, confirm_steps=0)
         first = max_batch(question, runner=SimulatedRunner())
         assert first.max_batch == {"fp32": (64 - 2) * MEBIBYTE // 40_000}
-        later = max_batch(
-            asked(job=without, study="free", confirm_steps=0), runner=SimulatedRunner(free_bytes=32 * MEBIBYTE)
-        )
-        assert later.max_batch == first.max_batch
+        assert max_batch(question, runner=SimulatedRunner(free_bytes=32 * MEBIBYTE)).max_batch == first.max_batch
 
 
-@pytest.mark.usefixtures("fresh_stores")
 class TestResuming:
-    def test_asking_again_repeats_nothing(self) -> None:
-        first = max_batch(asked(study="twice"), runner=SimulatedRunner())
-        before = trials("twice/max-batch")
+    def test_the_same_command_repeats_nothing(self) -> None:
+        first = max_batch(asked(), runner=SimulatedRunner())
+        before = trials()
         idle = SimulatedRunner()
-        second = max_batch(asked(study="twice"), runner=idle)
+        second = max_batch(asked(), runner=idle)
         assert idle.jobs == []
-        assert trials("twice/max-batch") == before
+        assert trials() == before
         assert second == first
         table = json.loads(Path(client().download_artifacts(second.run_id, "probes.json")).read_text())
         assert len(table["data"]) == len(before)
@@ -316,69 +278,62 @@ class TestResuming:
     @pytest.mark.usefixtures("found")
     def test_another_question_under_the_same_name_is_rejected(self) -> None:
         with pytest.raises(BadInput, match=r'^Study "mine/max-batch" was created with grad_accum 1; .* has 2'):
-            max_batch(asked(study="mine", job={"grad_accum": 2}), runner=SimulatedRunner())
+            max_batch(asked(job={"grad_accum": 2}), runner=SimulatedRunner())
 
     @pytest.mark.parametrize(
         ("epochs", "is_known"), [*(pytest.param(few, False, marks=pytest.mark.nightly) for few in (2, 3)), (4, True)]
     )
-    def test_a_max_batch_counts_for_a_training_of_more_epochs_where_it_was_confirmed_by_three(
-        self, epochs: int, is_known: bool
-    ) -> None:
-        max_batch(asked(job={"epochs": epochs}), runner=SimulatedRunner(samples=1000))
+    def test_a_max_batch_counts_for_more_epochs_if_it_was_confirmed_by_three(self, epochs: int, is_known: bool) -> None:
+        max_batch(asked(job={"epochs": epochs}, study=None), runner=SimulatedRunner(samples=1000))
         again = SimulatedRunner(samples=1000)
-        max_batch(asked(job={"epochs": 10}), runner=again)
+        max_batch(asked(job={"epochs": 10}, study=None), runner=again)
         assert (not again.jobs) == is_known
 
     @pytest.mark.nightly
-    def test_more_precisions_are_added_to_what_is_known(self) -> None:
-        max_batch(asked("fp32", study="grows"), runner=SimulatedRunner())
+    def test_precisions_are_added_to_a_study(self) -> None:
+        max_batch(asked("fp32"), runner=SimulatedRunner())
         runner = SimulatedRunner()
-        max_batch(asked("fp32", "amp", study="grows"), runner=runner)
+        max_batch(asked("fp32", "amp"), runner=runner)
         assert {job.precision for job in runner.jobs} == {"amp"}
 
-    def test_a_crash_ends_the_search_and_is_no_verdict_on_memory(self) -> None:
+    def test_a_crash_ends_the_search_and_says_nothing_about_memory(self) -> None:
         crash = JobResult(
             status=JobStatus.CRASHED, message="ValueError: off by one (in forward)", traceback="Traceback …"
         )
-
-        def fails(job: Job) -> JobResult | None:
-            return crash if job.batch_size is not None and job.batch_size > 30 else None
-
+        crashing = SimulatedRunner(fails=lambda job: crash if (job.batch_size or 0) > 30 else None)
         with pytest.raises(TargetFailed, match="ValueError: off by one") as raised:
-            max_batch(asked(study="crashes"), runner=SimulatedRunner(fails=fails))
+            max_batch(asked(), runner=crashing)
         assert raised.value.detail == "Traceback …"
-        last = trials("crashes/max-batch")[-1]
+        last = trials()[-1]
         assert last.state is TrialState.FAIL
         run = client().get_run(last.user_attrs["mlflow_run_id"])
         assert run.info.status == "FAILED"
         assert [item.path for item in client().list_artifacts(run.info.run_id)] == ["traceback.txt"]
-        study = optuna.load_study(study_name="crashes/max-batch", storage=stores()["storage"])
-        assert client().get_run(study.user_attrs["mlflow_parent_run_id"]).info.status == "FAILED"
+        assert client().get_run(run.data.tags["mlflow.parentRunId"]).info.status == "FAILED"
 
         done = SimulatedRunner()
-        assert max_batch(asked(study="crashes"), runner=done).max_batch == {"fp32": FP32_MAX_BATCH}
-        assert 16 not in {job.batch_size for job in done.jobs if job.probe}, "what is known is not probed again"
+        assert max_batch(asked(), runner=done).max_batch == {"fp32": LARGEST}
+        assert 16 not in {job.batch_size for job in done.jobs if job.probe}, "known batches are not probed again"
 
     def test_an_interrupt_while_another_worker_has_the_turn_ends_the_trial(self) -> None:
         def fails(job: Job) -> JobResult | None:
-            # Another worker has begun a trial, and has not said yet which batch it probes: this one waits for it.
-            other = optuna.load_study(study_name="shared/max-batch", storage=stores()["storage"])
+            # Another worker has begun a trial, and has not claimed a batch yet: this one waits for it.
+            other = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"])
             if len(other.trials) == 1:
                 name_worker(other.ask())
                 threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
             return None
 
         with pytest.raises(KeyboardInterrupt):
-            max_batch(asked(study="shared"), runner=SimulatedRunner(fails=fails))
-        states = [trial.state for trial in trials("shared/max-batch")]
-        assert states == [TrialState.COMPLETE, TrialState.RUNNING, TrialState.FAIL]
+            max_batch(asked(), runner=SimulatedRunner(fails=fails))
+        assert [trial.state for trial in trials()] == [TrialState.COMPLETE, TrialState.RUNNING, TrialState.FAIL]
 
     def test_an_interrupt_ends_runs_and_trials(self) -> None:
         def fails(job: Job) -> JobResult | None:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            max_batch(asked(study="stopped"), runner=SimulatedRunner(fails=fails))
-        assert [trial.state for trial in trials("stopped/max-batch")] == [TrialState.FAIL]
+            max_batch(asked(), runner=SimulatedRunner(fails=fails))
+        assert [trial.state for trial in trials()] == [TrialState.FAIL]
         experiments = [experiment.experiment_id for experiment in client().search_experiments()]
         assert {run.info.status for run in client().search_runs(experiments)} == {"KILLED"}

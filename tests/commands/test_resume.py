@@ -51,7 +51,6 @@ def test_bad_resumptions_change_nothing(amp_track: Command) -> None:
         ([DIGITS, "--resume", "RUN"], f"another version of {DIGITS}"),
         (["--trust-store"], "--trust-store requires --resume"),
         (["--allow-changed-workload"], "--allow-changed-workload requires --resume"),
-        (["--resume", "a b"], "--resume: got 'a b', expected the id of an MLflow run"),
     ):
         done = amp_track("train", *(run_id if argument == "RUN" else argument for argument in arguments))
         assert done.returncode == 2, done.stderr

@@ -1,4 +1,4 @@
-"""What MLflow's UI and optuna-dashboard are given to show of a study: names, colors, params, pictures."""
+"""What MLflow's UI and optuna-dashboard show of a study: names, colors, params, plots."""
 
 from __future__ import annotations
 
@@ -28,10 +28,6 @@ def client() -> mlflow.MlflowClient:
     return mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
 
 
-def children(experiment_id: str, parent_run_id: str) -> list[mlflow.entities.Run]:
-    return list(client().search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{parent_run_id}'"))
-
-
 def plots(part: str) -> set[str]:
     """Return the runs whose pictures the dashboard shows on a study and on its trials."""
     study = optuna.load_study(study_name=part, storage=stores()["storage"])
@@ -42,8 +38,9 @@ def plots(part: str) -> set[str]:
 @pytest.mark.nightly
 def test_names_of_runs_sort_and_each_precision_has_its_color() -> None:
     found = search(request(JOB, study="s", precisions=("fp32", "bf16"), trials=3, seeds=2), runner=SimulatedRunner())
-    runs = children(found.limits.experiment_id, found.limits.run_id)
-    by_name = sorted((run for run in runs), key=lambda run: str(run.info.run_name))
+    trained = f"tags.`mlflow.parentRunId` = '{found.limits.run_id}'"
+    runs = client().search_runs([found.limits.experiment_id], trained)
+    by_name = sorted(runs, key=lambda run: str(run.info.run_name))
     for precision in ("fp32", "bf16"):
         own = [run for run in by_name if run.data.params["precision"] == precision]
         batches = [int(run.data.params["batch_size"]) for run in own]
@@ -64,29 +61,19 @@ def test_a_studys_run_has_what_is_the_same_for_all_its_trials_as_params() -> Non
 
 
 @pytest.mark.nightly
-def test_the_dashboard_is_led_to_the_plots_of_a_study_and_of_its_best_trainings_once() -> None:
+def test_plots_and_charts_of_studies_are_shown_once() -> None:
     asked = request(JOB, study="s", precisions=("fp32", "bf16"), trials=3)
-    found = search(asked, runner=SimulatedRunner())
-    best = {trial.run_id for trial in found.trials if trial.number in found.pareto}
-    assert best
-    assert plots("s/train") == best | {found.limits.run_id}
-    assert search(asked, runner=SimulatedRunner()).pareto == found.pareto
-    assert plots("s/train") == best | {found.limits.run_id}
-
-    options = CompareOptions()
-    compared = compare(
-        request(JOB, study="c", precisions=("fp32", "bf16"), compare_options=options), runner=SimulatedRunner()
-    )
-    assert plots("c/compare") == {compared.run_id}
-
-
-@pytest.mark.nightly
-def test_charts_of_a_studys_trainings_are_kept_and_ui_leads_to_them() -> None:
-    found = search(request(JOB, study="s", precisions=("fp32", "bf16"), trials=2), runner=SimulatedRunner())
+    for _ in range(2):
+        found = search(asked, runner=SimulatedRunner())
+        best = {trial.run_id for trial in found.trials if trial.number in found.pareto}
+        assert best
+        assert plots("s/train") == best | {found.limits.run_id}
     compared = compare(
         request(JOB, study="c", precisions=("fp32", "bf16"), compare_options=CompareOptions()),
         runner=SimulatedRunner(),
     )
+    assert plots("c/compare") == {compared.run_id}
+
     tags = client().get_experiment(compared.experiment_id).tags
     kinds = {}
     for run_id in (found.limits.run_id, compared.run_id):
