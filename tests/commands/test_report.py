@@ -25,11 +25,12 @@ from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
+JOB = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)
+VARY = CompareOptions(vary=("width", ("8", "4")))
 
 
-def asked(**options: Any) -> Request:
-    job = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)
-    return request(job, precisions=("fp32", "bf16"), study="mine", **options)
+def asked(job: Job = JOB, **options: Any) -> Request:
+    return request(job, **({"precisions": ("fp32", "bf16"), "study": "mine"} | options))
 
 
 def reported(study: str = "mine", out: str | None = None) -> MaxBatchResult | SearchResult | CompareResult:
@@ -42,45 +43,41 @@ def test_a_search_is_reported_as_it_was() -> None:
 
 
 @pytest.mark.nightly
-def test_a_fit_is_reported_as_it_was() -> None:
+def test_max_batches_are_reported_as_they_were() -> None:
     found = max_batch(asked(multiple_of=8, max_batch_size=200), runner=SimulatedRunner(longer_bytes=10_000))
     assert reported() == found
 
 
 @pytest.mark.parametrize("precisions", [("fp32", "bf16"), pytest.param(("fp32",), marks=pytest.mark.nightly)])
-def test_a_fit_after_a_search_does_not_hide_its_trainings(precisions: tuple[str, ...]) -> None:
+def test_max_batch_after_a_search_does_not_hide_its_trainings(precisions: tuple[str, ...]) -> None:
     searched = search(asked(trials=2, seeds=2, max_batch_size=64), runner=SimulatedRunner())
     page = Path(searched.report).read_text()
-    job = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE, seed=3)
-    max_batch(request(job, precisions=precisions, study="mine", max_batch_size=64), runner=SimulatedRunner())
+    other = dataclasses.replace(JOB, seed=3)
+    max_batch(asked(other, precisions=precisions, max_batch_size=64), runner=SimulatedRunner())
     assert Path(searched.report).read_text() == page
     assert reported() == searched
 
 
 @pytest.mark.nightly
 def test_a_comparison_is_reported_as_it_was() -> None:
-    vary = CompareOptions(vary=("width", ("8", "4")))
-    made = compare(asked(compare_options=vary, seeds=2), runner=SimulatedRunner())
+    made = compare(asked(compare_options=VARY, seeds=2), runner=SimulatedRunner())
     assert reported() == made
-    assert isinstance(searched := search(asked(trials=1), runner=SimulatedRunner()), SearchResult)
+    searched = search(asked(trials=1), runner=SimulatedRunner())
     assert reported() == searched
     assert reported("mine/compare") == made
 
 
-def test_neither_workload_nor_tracking_store_is_needed_for_a_file(tmp_path: Path) -> None:
-    workload = tmp_path / "gone.py"
+def test_neither_workload_nor_tracking_store_is_needed_for_a_file() -> None:
+    workload = Path("gone.py")
     workload.write_text(Path(DIGITS).read_text())
-    made = max_batch(
-        request(Job(workload=str(workload)), precisions=("fp32",), study="mine", max_batch_size=8),
-        runner=SimulatedRunner(),
-    )
+    made = max_batch(asked(Job(workload="gone.py"), precisions=("fp32",), max_batch_size=8), runner=SimulatedRunner())
     workload.unlink()
     Path("mlflow.db").unlink()
     assert dataclasses.replace(reported(out="page.md"), report=made.report) == made
     assert Path("page.md").read_text().startswith("# ")
 
 
-def test_what_an_interrupted_search_has_found_is_reported() -> None:
+def test_an_interrupted_search_is_reported() -> None:
     def interrupted(job: Job) -> JobResult | None:
         if job.precision == "bf16":
             raise KeyboardInterrupt
@@ -97,24 +94,20 @@ def test_what_an_interrupted_search_has_found_is_reported() -> None:
     assert "not proven yet" in page
 
 
-def test_a_comparison_that_was_interrupted_shows_the_values_that_are_whole() -> None:
+def test_an_interrupted_comparison_shows_the_values_that_are_complete() -> None:
     def interrupted(job: Job) -> JobResult | None:
         if dict(job.options)["width"] == "8" and job.precision == "bf16":
             raise KeyboardInterrupt
         return None
 
     with pytest.raises(KeyboardInterrupt):
-        compare(
-            asked(compare_options=CompareOptions(vary=("width", ("4", "8")))),
-            runner=SimulatedRunner(fails=interrupted),
-        )
+        compare(asked(compare_options=VARY), runner=SimulatedRunner(fails=interrupted))
     found = reported()
     assert isinstance(found, CompareResult)
-    assert found.values == ("4",)
-    assert found.missing == 1
+    assert (found.values, found.missing) == (("4",), 1)
 
 
-def test_a_run_that_has_ended_is_not_touched_but_for_its_page(found: MaxBatchResult) -> None:
+def test_only_the_page_of_an_ended_run_changes(found: MaxBatchResult) -> None:
     client = mlflow.MlflowClient(stores()["tracking_uri"])
     before = client.get_run(found.run_id).info
     Path(found.report).unlink()
@@ -128,16 +121,19 @@ def test_a_run_that_has_ended_is_not_touched_but_for_its_page(found: MaxBatchRes
 def test_a_study_without_its_command_or_of_another_version_says_what_to_do() -> None:
     study = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"])
     version = study.user_attrs["amp_track_version"]
-    study.set_user_attr("amp_track_version", version + 1)
-    with pytest.raises(BadInput, match=r'^Study "mine/max-batch" was created by another version of amp-track\. Use'):
-        reported()
-    study.set_user_attr("amp_track_version", version)
-    study.set_user_attr("command", "{}")
-    with pytest.raises(Exception, match="cannot read"):
-        reported()
-    study._storage.set_study_user_attr(study._study_id, "command", None)
-    with pytest.raises(BadInput, match=r"^Study mine/max-batch has no record of its command: .* run its command again"):
-        reported()
+    for name, value, message in (
+        (
+            "amp_track_version",
+            version + 1,
+            r'^Study "mine/max-batch" was created by another version of amp-track\. Use',
+        ),
+        ("command", "{}", "cannot read"),
+        ("command", None, r"^Study mine/max-batch has no record of its command: .* run its command again"),
+    ):
+        study._storage.set_study_user_attr(study._study_id, "amp_track_version", version)
+        study._storage.set_study_user_attr(study._study_id, name, value)
+        with pytest.raises(Exception, match=message):
+            reported()
 
 
 @pytest.mark.usefixtures("found")
@@ -158,7 +154,7 @@ def test_bad_input_is_one_line_and_writes_nothing(study: str, out: str | None, m
     assert sorted(Path().rglob("*")) == before
 
 
-def test_no_store_is_made() -> None:
+def test_no_store_is_created() -> None:
     Path("optuna.db").unlink()
     with pytest.raises(BadInput, match=r"^--storage: sqlite:////.* holds no studies yet"):
         reported()

@@ -1,9 +1,8 @@
-"""What `search` makes of a device: trainings inside the edges, over seeds, under one run; the device is simulated."""
+"""`search`: trainings inside the max batches, over seeds, under one run; the device is simulated."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +15,9 @@ from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands import search as search_command
 from amp_track.commands.search import search
-from amp_track.config.job import Job, JobFolder
+from amp_track.config.job import Job
 from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
-from amp_track.records.events import Event
-from amp_track.records.result import JobResult
 from amp_track.report.search import notes
 from amp_track.study import grid as study_grid
 from amp_track.study import search as study_search
@@ -56,26 +53,21 @@ def test_trainings_lie_inside_the_max_batches_under_one_run() -> None:
         assert f"within {8} MiB" in report.read()
 
 
-class OneDiesMeanwhile(SimulatedRunner):
-    """A device on which another worker, which looks for the edges still, dies when they are found."""
+def test_a_stale_trial_is_ended_though_its_part_of_the_study_is_over() -> None:
+    """Another search worker, which still looks for max batches, dies when they are found."""
 
-    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
-        if not job.probe and job.steps is None and not is_any_running():
-            trial = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"]).ask()
-            trial.set_user_attr(WORKER, liveness.this_process() | {"pid": NO_PROCESS})
-        return super().run(job, on_event, folder=folder)
+    def max_batch_study() -> optuna.Study:
+        return optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"])
 
+    def dies(job: Job) -> None:
+        is_training = not job.probe and job.steps is None
+        if is_training and all(trial.state is not TrialState.RUNNING for trial in max_batch_study().trials):
+            max_batch_study().ask().set_user_attr(WORKER, liveness.this_process() | {"pid": NO_PROCESS})
 
-def is_any_running() -> bool:
-    study = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"])
-    return any(trial.state is TrialState.RUNNING for trial in study.trials)
-
-
-def test_a_trial_whose_worker_died_is_ended_though_its_part_of_the_study_is_over() -> None:
-    search(asked("fp32", trials=2, study="mine"), runner=OneDiesMeanwhile())
-    trials = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"]).trials
-    assert trials[-1].state is TrialState.FAIL
-    assert not is_any_running()
+    search(asked("fp32", trials=2, study="mine"), runner=SimulatedRunner(fails=dies))
+    states = [trial.state for trial in max_batch_study().trials]
+    assert states[-1] is TrialState.FAIL
+    assert TrialState.RUNNING not in states
 
 
 def test_more_trials_are_added_to_what_is_known() -> None:
@@ -129,7 +121,9 @@ def test_no_training_is_started_when_time_is_up_and_the_same_command_makes_the_o
     runner = SimulatedRunner()
     question = asked(trials=5, seeds=3, time_limit_seconds=1e-6, study="short")
     stopped = search(question, runner=runner)
-    assert all(fitted.max_batch.batch_size for fitted in stopped.limits.precisions.values()), "edges are always found"
+    assert all(fitted.max_batch.batch_size for fitted in stopped.limits.precisions.values()), (
+        "max batches are always found"
+    )
     assert not stopped.trials
     assert stopped.seeds is None
     assert "after 0 of 5 trainings and 0 of 3 seeds" in " ".join(notes(stopped))

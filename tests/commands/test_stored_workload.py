@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import mlflow
 import optuna
@@ -39,8 +38,9 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def store_run(reference: str, digest: str, imports: tuple[str, ...] = ()) -> str:
+def store_run(reference: str, digest: str | None, imports: tuple[str, ...] = ()) -> str:
     """Store a training that has stopped, as `amp-track train` or anyone who can write to the store would."""
+    assert digest is not None
     client = mlflow.MlflowClient(stores()["tracking_uri"])
     tags = {
         "amp_track.kind": "train",
@@ -58,6 +58,15 @@ def content_of_stores() -> list[str]:
     return [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in ("mlflow.db", "optuna.db")]
 
 
+def rejected(amp_track: Command, message: str, *arguments: str) -> None:
+    """Check that a command is rejected in one line and writes nothing."""
+    before = content_of_stores()
+    done = amp_track(*arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert message in done.stderr
+    assert content_of_stores() == before
+
+
 @pytest.mark.parametrize("how", ["an absolute path", "a path with ..", "a link", "a module"])
 def test_a_file_outside_the_working_folder_needs_trust(
     amp_track: Command, outside: Path, how: str, monkeypatch: pytest.MonkeyPatch
@@ -71,15 +80,9 @@ def test_a_file_outside_the_working_folder_needs_trust(
     elif how == "a module":
         monkeypatch.syspath_prepend(outside.parent)
         reference = "outside:Tiny"
-    digest = source.digest(outside)
-    assert digest is not None
-    run_id = store_run(reference, digest)
-    before = content_of_stores()
-    done = amp_track("train", "--resume", run_id)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "outside the working folder" in done.stderr
+    run_id = store_run(reference, source.digest(outside))
+    rejected(amp_track, "outside the working folder", "train", "--resume", run_id)
     assert not outside.with_suffix(".ran").exists()
-    assert content_of_stores() == before
 
 
 def test_nothing_beside_a_link_into_the_working_folder_is_imported(amp_track: Command, outside: Path) -> None:
@@ -87,29 +90,24 @@ def test_nothing_beside_a_link_into_the_working_folder_is_imported(amp_track: Co
     Path("mine.py").write_text(f"{TINY}\nimport outside\n")
     link = outside.with_name("link.py")
     link.symlink_to(Path("mine.py").resolve())
-    digest = source.digest(Path("mine.py"))
-    assert digest is not None
-    done = amp_track("train", "--resume", store_run(str(link), digest))
+    done = amp_track("train", "--resume", store_run(str(link), source.digest(Path("mine.py"))))
     assert done.returncode == 2
     assert "No module named 'outside'" in done.stderr
     assert not outside.with_suffix(".ran").exists()
 
 
-@pytest.mark.parametrize("imports", [["a\0.py"], ["x" * 5000 + ".py"], ["/proc/self/environ"], ["no.py"]])
-def test_odd_names_of_imported_files_are_another_version(amp_track: Command, imports: list[str]) -> None:
+@pytest.mark.parametrize("imports", ["a\0.py", "x" * 5000 + ".py", "/proc/self/environ", "no.py"])
+def test_odd_names_of_imported_files_are_another_version(amp_track: Command, imports: str) -> None:
     Path("mine.py").write_text(MARKS)
-    run_id = store_run("mine.py", str(source.digest(Path("mine.py"))), tuple(imports))
-    done = amp_track("train", "--resume", run_id)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    run_id = store_run("mine.py", source.digest(Path("mine.py")), (imports,))
+    rejected(amp_track, "another version of mine.py", "train", "--resume", run_id)
     assert not Path("mine.ran").exists()
 
 
-@pytest.mark.parametrize("trusts", ["--trust-store", "the file on the command line"])
-def test_a_trusted_file_outside_the_working_folder_runs(amp_track: Command, outside: Path, trusts: str) -> None:
-    digest = source.digest(outside)
-    assert digest is not None
-    given = trusts if trusts == "--trust-store" else str(outside)
-    done = amp_track("train", given, "--resume", store_run(str(outside), digest))
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_trusted_file_outside_the_working_folder_runs(amp_track: Command, outside: Path, is_given: bool) -> None:
+    run_id = store_run(str(outside), source.digest(outside))
+    done = amp_track("train", str(outside) if is_given else "--trust-store", "--resume", run_id)
     assert "has no checkpoint" in done.stderr
     assert outside.with_suffix(".ran").exists()
 
@@ -125,89 +123,59 @@ def test_a_changed_file_is_not_imported_unless_allowed(
     run_id = store_run("mine.py", known.workload_digest, known.workload_imports)
     assert "has no checkpoint" in amp_track("train", "--resume", run_id).stderr, "unchanged"
 
-    mark = f"{Path(changed).read_text()}\nfrom pathlib import Path\nPath('ran').touch()\n"
-    Path(changed).write_text(mark)
-    before = content_of_stores()
-    done = amp_track("train", "--resume", run_id)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "created with another version of mine.py" in done.stderr
+    Path(changed).write_text(f"{Path(changed).read_text()}\nfrom pathlib import Path\nPath('ran').touch()\n")
+    rejected(amp_track, "created with another version of mine.py", "train", "--resume", run_id)
     assert not Path("ran").exists()
-    assert content_of_stores() == before
-
     allowed = amp_track("train", "--resume", run_id, "--allow-changed-workload")
     assert "has no checkpoint" in allowed.stderr
     assert Path("ran").exists()
 
 
-def test_what_only_the_import_finds_is_compared_after_it(
+def test_a_file_that_only_the_import_finds_is_compared_after_it(
     amp_track: Command, inspected: Callable[[Job], Inspection]
 ) -> None:
-    Path("mine.py").write_text(
-        f"{TINY}\nimport pathlib\nif pathlib.Path('new_helper.py').exists(): import new_helper\n"
-    )
+    helper = Path("new_helper.py")
+    Path("mine.py").write_text(f"{TINY}\nimport pathlib\nif pathlib.Path('{helper}').exists(): import new_helper\n")
     known = inspected(Job(workload="mine.py", device="cpu"))
-    run_id = store_run("mine.py", known.workload_digest, known.workload_imports)
-    Path("new_helper.py").write_text("WIDTH = 1")
-    done = amp_track("train", "--resume", run_id)
+    helper.write_text("WIDTH = 1")
+    done = amp_track("train", "--resume", store_run("mine.py", known.workload_digest, known.workload_imports))
     assert done.returncode == 2
     assert "created with another version of mine.py" in done.stderr
 
 
-def make_study(reference: str = "mine.py") -> None:
-    max_batch(
-        request(Job(workload=reference), precisions=("fp32",), study="mine", max_batch_size=8),
-        runner=SimulatedRunner(),
-    )
-
-
-def change_study(change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the command that the study has on record, as anyone who can write to the store could."""
-    study = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"])
-    (name,) = [name for name, value in study.user_attrs.items() if "mine.py" in str(value)]
-    command = json.loads(study.user_attrs[name])
-    change(command)
-    study.set_user_attr(name, json.dumps(command))
-
-
-def test_a_study_names_no_file_outside_the_working_folder(amp_track: Command, outside: Path) -> None:
+@pytest.fixture
+def study(fresh_stores: None) -> None:
+    """The study `mine` of the workload mine.py."""
     Path("mine.py").write_text(TINY)
-    make_study()
+    asked = request(Job(workload="mine.py"), precisions=("fp32",), study="mine", max_batch_size=8)
+    max_batch(asked, runner=SimulatedRunner())
 
-    def name_the_other(command: dict[str, Any]) -> None:
+
+@pytest.mark.usefixtures("study")
+class TestWorkers:
+    def test_a_study_names_no_file_outside_the_working_folder(self, amp_track: Command, outside: Path) -> None:
+        """Anyone who can write to the store can change the recorded command."""
+        stored = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"])
+        command = json.loads(stored.user_attrs["command"])
         command["job"]["workload"] = str(outside)
         command["inspection"]["workload_digest"] = source.digest(outside)
+        stored.set_user_attr("command", json.dumps(command))
+        for more in ([], ["--workers", "2"]):
+            rejected(amp_track, "outside the working folder", "worker", "mine", *more)
+        assert not outside.with_suffix(".ran").exists()
+        assert not Path("amp_track-workers").exists()
+        trusting = dataclasses.replace(request(Job(), study="mine"), trust=Trust(trust_store=True))
+        with pytest.raises(BadInput, match="workload source"):  # the study itself is of another file
+            work(trusting, runner=SimulatedRunner())
 
-    change_study(name_the_other)
-    before = content_of_stores()
-    for more in ([], ["--workers", "2"]):
-        done = amp_track("worker", "mine", *more)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "outside the working folder" in done.stderr
-    assert not outside.with_suffix(".ran").exists()
-    assert not Path("amp_track-workers").exists()
-    assert content_of_stores() == before
-    trusting = dataclasses.replace(request(Job(), study="mine"), trust=Trust(trust_store=True))
-    with pytest.raises(BadInput, match="workload source"):  # the study itself is of another file
-        work(trusting, runner=SimulatedRunner())
+    def test_a_study_takes_no_worker_with_another_version_of_its_workload(self, amp_track: Command) -> None:
+        Path("mine.py").write_text(MARKS)
+        for more in ([], ["mine.py"], ["--trust-store"]):
+            rejected(amp_track, "created with another version of mine.py", "worker", "mine", *more)
+        assert not Path("mine.ran").exists()
 
-
-def test_a_study_takes_no_worker_with_another_version_of_its_workload(amp_track: Command) -> None:
-    Path("mine.py").write_text(TINY)
-    make_study()
-    Path("mine.py").write_text(MARKS)
-    before = content_of_stores()
-    for more in ([], ["mine.py"], ["--trust-store"]):
-        done = amp_track("worker", "mine", *more)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "created with another version of mine.py" in done.stderr
-    assert not Path("mine.ran").exists()
-    assert content_of_stores() == before
-
-
-def test_a_worker_that_is_given_the_file_leaves_the_one_on_record() -> None:
-    Path("mine.py").write_text(TINY)
-    make_study()
-    moved = str(Path("mine.py").rename("moved.py"))
-    work(request(Job(workload=moved), study="mine", given=frozenset({"workload"})), runner=SimulatedRunner())
-    Path("moved.py").rename("mine.py")
-    work(request(Job(), study="mine"), runner=SimulatedRunner())
+    def test_a_worker_that_is_given_the_file_leaves_the_one_on_record(self) -> None:
+        moved = str(Path("mine.py").rename("moved.py"))
+        work(request(Job(workload=moved), study="mine", given=frozenset({"workload"})), runner=SimulatedRunner())
+        Path("moved.py").rename("mine.py")
+        work(request(Job(), study="mine"), runner=SimulatedRunner())
