@@ -83,24 +83,17 @@ def run_tracked(
     job: Job,
     run: Run,
     *,
-    kind: str,
+    kind: str,  # train, probe or confirm
     title: str,
     resume_from: Path | None = None,
     plots: LatePlots | None = None,
     where: str = "",
 ) -> JobResult:
-    """Run a resolved job and log it to `run`, also if it fails.
+    """Run a resolved job and log it to a new or resumed run, also if it fails.
 
-    Args:
-        session: has the job runner.
-        job: resolved.
-        run: new or resumed.
-        kind: `train`, `probe` or `confirm`.
-        title: of the progress bar and of the plot of the curves.
-        resume_from: a checkpoint to resume from.
-        plots: those of a study: they draw the curves of this training during the next job, and the previous ones
-            during this job. A training without them prints its epochs and keeps its weights.
-        where: the state of the search that the job belongs to.
+    The title is that of the progress bar and of the plot of the curves; `where` is the state of the search. The `plots`
+    of a study draw the curves of this training during the next job. A training without them prints its epochs and keeps
+    its weights.
     """
     from amp_track import tracking
 

@@ -65,12 +65,7 @@ class Session:
     ) -> Session:
         """Check the request before anything is written; cheap checks come before torch is imported.
 
-        Without precisions, it has every one that the device supports; without a runner, jobs run in fresh processes on
-        this machine. A command that writes nothing uses no stores.
-
-        Raises:
-            BadInput: the device or the workload does not support the request.
-            TargetFailed: the workload's data cannot be loaded.
+        Without precisions, it has every one that the device supports. A command that writes nothing uses no stores.
         """
         if uses_stores:
             with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer

@@ -44,15 +44,18 @@ class Studies:
         self._url = session.request.stores.storage
         self.name = session.request.stores.study or _default_study_name(session)
 
-    @functools.cached_property
+    @property
     def storage(self) -> Storage:
+        """The open storage."""
         from amp_track.study import opening
 
-        return self._opened or opening.open_storage(self._url)
+        self._opened = self._opened or opening.open_storage(self._url)
+        return self._opened
 
     def close(self) -> None:
-        if "storage" in vars(self):
-            self.storage.close()
+        """Close the storage, if it was opened."""
+        if self._opened is not None:
+            self._opened.close()
 
     def check(self, *parts: str) -> None:
         """Raise BadInput if a part exists and was created with other settings. Write nothing."""
