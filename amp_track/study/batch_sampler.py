@@ -6,7 +6,8 @@ A search worker is one of several processes that run the same command on the sam
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,8 +51,18 @@ class Proposal:
 
 
 _PROPOSAL = TypeAdapter(Proposal)
-Done = Sequence[tuple[Proposal, JobResult, FrozenTrial]]
-"""Every finished job with its result and its trial."""
+
+
+@dataclass(frozen=True)
+class Done(Proposal):
+    """A finished job with its result and its trial."""
+
+    job_result: JobResult = dataclasses.field(kw_only=True)
+    trial: FrozenTrial = dataclasses.field(kw_only=True)
+
+    @property
+    def fits(self) -> bool:
+        return self.job_result.fits
 
 
 class Busy(Exception):
@@ -59,14 +70,13 @@ class Busy(Exception):
 
 
 class Forecasting(Protocol):
-    """Makes memory plans by precision, on the first call."""
+    """Makes memory plans by precision, on the first call; possibly none."""
 
     @property
     def seconds(self) -> float | None:
         """The duration of making the plans; None if they were not needed."""
 
-    def __call__(self) -> Mapping[str, Forecast]:
-        """Return the forecasts by precision; possibly empty."""
+    def __call__(self) -> Mapping[str, Forecast]: ...
 
 
 class NoForecasts:
@@ -80,32 +90,27 @@ class NoForecasts:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """The goal of a max-batch study.
-
-    Args:
-        precisions: the precisions, in the order in which they are searched.
-        limit: the largest batch size to try.
-        budget_bytes: the target of the memory model; the job process enforces the real budget.
-        headroom_bytes: the memory that is left free beside it.
-        first_batch: the workload's batch size.
-        multiple_of: the largest multiple of this up to the max batch is probed, too.
-        confirm: whether a confirmation run follows at each max batch.
-        whole_probes: whether probes include the end of the epoch; otherwise only the confirmation run does.
-        forecasts: makes memory plans; called before the first probe of a precision.
-        beyond: number of batches above the first failing one that are probed, too. With workspaces and allocator
-            segments, a larger batch may fit although a smaller one does not.
-    """
+    """The goal of a max-batch study."""
 
     precisions: tuple[str, ...]
+    """In the order in which they are searched."""
     limit: Limit
     budget_bytes: int
+    """The target of the memory model; the job process enforces the real budget."""
     headroom_bytes: int = 0
+    """The memory that is left free beside it."""
     first_batch: int
+    """The workload's batch size."""
     multiple_of: int
+    """The largest multiple of this up to the max batch is probed, too."""
     confirm: bool
+    """Whether a confirmation run follows at each max batch."""
     whole_probes: bool = True
+    """Whether probes include the end of the epoch; otherwise only the confirmation run does."""
     forecasts: Forecasting = NoForecasts()
     beyond: int = 0
+    """Number of batches above the first failing one that are probed, too. With workspaces and allocator segments, a
+    larger batch may fit although a smaller one does not."""
 
     def multiple_up_to(self, max_batch: int) -> int:
         """Return the largest multiple of `multiple_of` up to `max_batch`; 0 if there is none."""
@@ -123,7 +128,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
     def __init__(self, goal: Goal) -> None:
         self.goal = goal
 
-    def max_batch(self, done: Done, precision: str) -> MaxBatch | None:
+    def max_batch(self, done: Mapping[str, list[Done]], precision: str) -> MaxBatch | None:
         """Return the max batch of one precision, or None until it is proven and, if required, confirmed."""
         step = self._explore(done, precision, [])
         return step if isinstance(step, MaxBatch) else None
@@ -134,83 +139,67 @@ class BatchSampler(optuna.samplers.BaseSampler):
         Raises:
             Busy: every remaining job depends on a running one.
         """
-        running = [claim for trial in trials if trial.state is TrialState.RUNNING and (claim := _claim_of(trial))]
-        done = done_proposals(trials)
-        proposals = [self._next_of(done, precision, []) for precision in self.goal.precisions]
-        open_proposals = [proposal for proposal in proposals if proposal is not None]
-        if not open_proposals:
+        running = defaultdict[str, list[Proposal]](list)
+        for trial in trials:
+            if trial.state is TrialState.RUNNING and (claim := _claim_of(trial)) is not None:
+                running[claim.precision].append(claim)
+        done = by_precision(done_jobs(trials))
+        proposals = [job for name in self.goal.precisions if (job := self._next_of(done, name, [])) is not None]
+        if not proposals:
             return None
-        idle = [
-            proposal for proposal in open_proposals if all(proposal.precision != claim.precision for claim in running)
-        ]
-        if idle:
-            return idle[0]
-        for proposal in open_proposals:
-            own = [claim for claim in running if claim.precision == proposal.precision]
-            ahead = self._next_of(done, proposal.precision, own)
-            if ahead is not None and (ahead.batch_size, ahead.kind) not in {(c.batch_size, c.kind) for c in own}:
+        for proposal in proposals:
+            if proposal.precision not in running:
+                return proposal
+        for proposal in proposals:
+            claims = running[proposal.precision]
+            ahead = self._next_of(done, proposal.precision, claims)
+            if ahead is not None and (ahead.batch_size, ahead.kind) not in {(c.batch_size, c.kind) for c in claims}:
                 return ahead
         raise Busy
 
-    def _next_of(self, done: Done, precision: str, running: Sequence[Proposal]) -> Proposal | None:
+    def _next_of(self, done: Mapping[str, list[Done]], precision: str, running: Sequence[Proposal]) -> Proposal | None:
         """Return the next job of one precision, assuming that the running ones end as predicted."""
         step = self._explore(done, precision, running)
         if isinstance(step, Proposal):
             return step
-        multiple = self.goal.multiple_up_to(step.batch_size)
-        proposals = [
-            proposal
-            for proposal in (*(proposal for proposal, _, _ in done), *running)
-            if proposal.precision == precision
-        ]
-        is_refuted = was_refuted(done, precision)
-        whole = {proposal.batch_size for proposal in proposals if proposal.kind != "probe" or self.goal.whole_probes}
-        confirmed = {proposal.batch_size for proposal in proposals if proposal.kind == "confirm"}
+        multiple, is_refuted = self.goal.multiple_up_to(step.batch_size), was_refuted(done[precision])
+        jobs = [*done[precision], *running]
+        confirmed = {job.batch_size for job in jobs if job.kind == "confirm"}
+        whole = {job.batch_size for job in jobs if job.kind != "probe" or self.goal.whole_probes}
         if multiple and multiple not in (confirmed if is_refuted else whole):
             kind = "confirm" if is_refuted else "multiple"
             reason = f"largest multiple of {self.goal.multiple_of} up to the max batch"
             return Proposal(precision, multiple, kind, reason)
-        return self._beyond(done, proposals, step, precision)
-
-    def _beyond(
-        self, done: Done, proposals: Sequence[Proposal], max_batch: MaxBatch, precision: str
-    ) -> Proposal | None:
-        """Return the next job above the first batch that ran out of memory: a larger one may fit.
-
-        If a confirmation run has refuted the probes, this is another confirmation run: with one sample more, the
-        remainder of the data set differs, and the batch may fit.
-        """
-        if max_batch.bound != "memory" or not max_batch.batch_size or max_batch.first_failing_batch is None:
+        if step.bound != "memory" or not step.batch_size or step.first_failing_batch is None:
             return None
-        above = max_batch.first_failing_batch + 1
-        why = f"checking whether a batch above {max_batch.first_failing_batch} fits"
-        if was_refuted(done, precision):
-            failed = {
-                proposal.batch_size
-                for proposal, job_result, _ in done
-                if proposal.precision == precision and not job_result.fits
-            }
-            known = failed | {proposal.batch_size for proposal in proposals if proposal.kind == "confirm"}
-            is_open = above not in known and above <= self.goal.limit.batch_size
+        # A batch above the first one that ran out of memory may fit. If a confirmation run has refuted the probes, only
+        # another one can tell: with one sample more, the remainder of the data set differs.
+        above, most = step.first_failing_batch + 1, self.goal.limit.batch_size
+        why = f"checking whether a batch above {step.first_failing_batch} fits"
+        if is_refuted:
+            known = confirmed | {job.batch_size for job in done[precision] if not job.fits}
+            is_open = above not in known and above <= most
             return Proposal(precision, above, "confirm", why, should_fit=False) if is_open else None
-        tried = {proposal.batch_size for proposal in proposals}
-        for batch_size in range(above, min(above + self.goal.beyond, self.goal.limit.batch_size + 1)):
+        tried = {job.batch_size for job in jobs}
+        for batch_size in range(above, min(above + self.goal.beyond, most + 1)):
             if batch_size not in tried:
-                line = line_of(_probes(done, precision, ("probe", "multiple")))
+                line = line_of(_probes(done[precision], ("probe", "multiple")))
                 predicted = round(line.at(batch_size)) if line is not None else None
                 return Proposal(precision, batch_size, "beyond", why, predicted, should_fit=False)
         return None
 
-    def _explore(self, done: Done, precision: str, running: Sequence[Proposal]) -> Proposal | MaxBatch:
+    def _explore(
+        self, done: Mapping[str, list[Done]], precision: str, running: Sequence[Proposal]
+    ) -> Proposal | MaxBatch:
         """Return the max batch of one precision, or the next job towards its proof.
 
         Short probes come first, then a confirmation run at their max batch. If it runs out of memory, confirmation runs
         below it follow, until one fits and one more sample does not.
         """
-        short, long = (
-            _probes(done, precision, kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
-        )
         goal = self.goal
+        short, long = (
+            _probes(done[precision], kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
+        )
         step = explore(short, goal.limit, budget_bytes=goal.budget_bytes)
         if isinstance(step, Next):  # make a memory plan only now: it takes seconds
             hint = self._hint(done, precision)
@@ -220,28 +209,21 @@ class BatchSampler(optuna.samplers.BaseSampler):
             return Proposal(
                 precision, step.batch_size, "probe", step.reason, step.predicted_bytes, step.should_fit, is_planned
             )
-        max_batch = step
-        if not goal.confirm or not max_batch.batch_size:
-            return max_batch
-        if all(probe.fits for probe in long):
-            if any(probe.batch_size == max_batch.batch_size for probe in long):
-                return self._repeated(max_batch, precision, [*short, *long])
-            at_max_batch = next(probe for probe in short if probe.batch_size == max_batch.batch_size)
-            reason = "confirmation run"
-            return Proposal(precision, max_batch.batch_size, "confirm", reason, at_max_batch.peak_bytes)
-        step = _step_down(short, long, goal)
-        if isinstance(step, MaxBatch):
-            return self._repeated(step, precision, [*short, *long])
-        return Proposal(precision, step.batch_size, "confirm", step.reason, step.predicted_bytes)
+        if not goal.confirm or not step.batch_size:
+            return step
+        if not all(probe.fits for probe in long):
+            step = _step_down(short, long, goal)
+            if isinstance(step, Next):
+                return Proposal(precision, step.batch_size, "confirm", step.reason, step.predicted_bytes)
+        elif all(probe.batch_size != step.batch_size for probe in long):
+            at_max_batch = next(probe for probe in short if probe.batch_size == step.batch_size)
+            return Proposal(precision, step.batch_size, "confirm", "confirmation run", at_max_batch.peak_bytes)
+        ran = [probe for probe in (*short, *long) if probe.batch_size == step.batch_size and probe.fits]
+        if not step.batch_size or len(ran) >= _RUNS_AT_THE_MAX_BATCH:
+            return step
+        return Proposal(precision, step.batch_size, "repeat", "repeat, to verify the limit", ran[0].peak_bytes)
 
-    def _repeated(self, max_batch: MaxBatch, precision: str, probes: Sequence[Probe]) -> Proposal | MaxBatch:
-        """Return a confirmed max batch once it has run in three fresh processes, or else the next repeat."""
-        ran = [probe for probe in probes if probe.batch_size == max_batch.batch_size and probe.fits]
-        if not max_batch.batch_size or len(ran) >= _RUNS_AT_THE_MAX_BATCH:
-            return max_batch
-        return Proposal(precision, max_batch.batch_size, "repeat", "repeat, to verify the limit", ran[0].peak_bytes)
-
-    def _hint(self, done: Done, precision: str) -> Hint:
+    def _hint(self, done: Mapping[str, list[Done]], precision: str) -> Hint:
         """Return the first batch: from a memory plan, another precision's max batch, or the workload's batch size."""
         first = Hint(self.goal.first_batch, "the workload's batch size")
         if (planned := self.goal.forecasts().get(precision)) is not None:
@@ -253,7 +235,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             )
         hints = []
         for other in PRECISIONS:  # includes those of an earlier command
-            probes = _probes(done, other, ("probe",)) if other != precision else []
+            probes = _probes(done[other], ("probe",)) if other != precision else []
             max_batch = explore(probes, self.goal.limit, budget_bytes=self.goal.budget_bytes, hint=first)
             if isinstance(max_batch, MaxBatch) and max_batch.batch_size and (line := line_of(probes)) is not None:
                 hints.append(Hint(max_batch.batch_size, f"start from the max batch of {other}", line.fixed_bytes))
@@ -268,8 +250,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
         trial.suggest_categorical("precision", PRECISIONS)
         trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
         # The trial itself has read its attributes before the claim was written.
-        claim = trial.storage.get_trial(optuna_internals.id_of(trial)).system_attrs[_CLAIM]
-        proposal = storage.read(_PROPOSAL, claim, f"trial {trial.number}", "a job")
+        proposal = _claim_of(trial.storage.get_trial(optuna_internals.id_of(trial)))
+        assert proposal is not None, "its params are those of a claim"
         for name in ("kind", "reason", "predicted_bytes"):
             trial.set_user_attr(name, getattr(proposal, name))
         return proposal
@@ -310,10 +292,10 @@ def _claim_of(trial: FrozenTrial) -> Proposal | None:
     return storage.read(_PROPOSAL, claim, f"trial {trial.number}", "a job") if claim is not None else None
 
 
-def done_proposals(trials: Sequence[FrozenTrial]) -> Done:
+def done_jobs(trials: Iterable[FrozenTrial]) -> list[Done]:
     """Return every finished job, in the order of the trials."""
     return [
-        (proposal, job_result, trial)
+        Done(**vars(proposal), job_result=job_result, trial=trial)
         for trial in trials
         if trial.state is TrialState.COMPLETE
         and (proposal := _claim_of(trial)) is not None
@@ -321,36 +303,37 @@ def done_proposals(trials: Sequence[FrozenTrial]) -> Done:
     ]
 
 
-def was_refuted(done: Done, precision: str) -> bool:
+def by_precision(done: Iterable[Done]) -> defaultdict[str, list[Done]]:
+    jobs = defaultdict[str, list[Done]](list)
+    for job in done:
+        jobs[job.precision].append(job)
+    return jobs
+
+
+def was_refuted(done: Iterable[Done]) -> bool:
     """Return whether a confirmation run did not fit."""
-    return any(
-        proposal.precision == precision and proposal.kind == "confirm" and not job_result.fits
-        for proposal, job_result, _ in done
-    )
+    return any(job.kind == "confirm" and not job.fits for job in done)
 
 
-def _probes(done: Done, precision: str, kinds: Sequence[str]) -> list[Probe]:
-    """Return the results of the jobs of these kinds at one precision as probes."""
+def _probes(done: Iterable[Done], kinds: Sequence[str]) -> list[Probe]:
+    """Return the results of the jobs of these kinds as probes."""
     return [
-        Probe(
-            proposal.batch_size,
-            job_result.status,
-            job_result.peak_bytes if job_result.fits else job_result.wanted_bytes,
-            job_result.peak_allocated_bytes if job_result.fits else None,
-        )
-        for proposal, job_result, _ in done
-        if proposal.precision == precision and proposal.kind in kinds
+        Probe(job.batch_size, job.job_result.status, job.job_result.peak_bytes, job.job_result.peak_allocated_bytes)
+        if job.fits
+        else Probe(job.batch_size, job.job_result.status, job.job_result.wanted_bytes)
+        for job in done
+        if job.kind in kinds
     ]
 
 
-def _as_predicted(running: Sequence[Proposal], kinds: Sequence[str]) -> list[Probe]:
+def _as_predicted(running: Iterable[Proposal], kinds: Sequence[str]) -> list[Probe]:
     """Return the running jobs of other search workers as probes that end as predicted."""
-    probes = []
-    for proposal in running:
-        if proposal.kind in kinds and proposal.predicted_bytes is not None:
-            status = JobStatus.FITS if proposal.should_fit else JobStatus.OOM
-            probes.append(Probe(proposal.batch_size, status, proposal.predicted_bytes, proposal.predicted_bytes))
-    return probes
+    statuses = {True: JobStatus.FITS, False: JobStatus.OOM}
+    return [
+        Probe(job.batch_size, statuses[job.should_fit], job.predicted_bytes, job.predicted_bytes)
+        for job in running
+        if job.kind in kinds and job.predicted_bytes is not None
+    ]
 
 
 def _step_down(short: list[Probe], long: list[Probe], goal: Goal) -> Next | MaxBatch:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 
+CONSTRAINTS = "constraints"
+"""The system attribute with the constraints of a trial: the older list, the only one that optuna-dashboard 0.21 reads.
+"""
 _NOTE_PIECE = 2045
 """Number of characters in each piece of a note."""
 
@@ -34,26 +37,19 @@ def note_on(study: optuna.Study, text: str, *, trial: optuna.Trial | None = None
     prefix = "dashboard:" if trial is None else f"dashboard:{optuna_internals.id_of(trial)}:"
     known = storage.get_study_system_attrs(study_id)
     pieces = [text[start : start + _NOTE_PIECE] for start in range(0, len(text), _NOTE_PIECE)]
-    before = sum(name.startswith(f"{prefix}note_str:") for name in known)
-    pieces += [""] * (before - len(pieces))
+    pieces += [""] * (sum(name.startswith(f"{prefix}note_str:") for name in known) - len(pieces))
     written = {f"{prefix}note_str:{place}": piece for place, piece in enumerate(pieces)}
-    if all(known.get(name) == piece for name, piece in written.items()):
-        return
-    version = f"{prefix}note_ver"
-    for name, value in {version: known.get(version, 0) + 1, **written}.items():
-        storage.set_study_system_attr(study_id, name, value)
+    if any(known.get(name) != piece for name, piece in written.items()):
+        version = f"{prefix}note_ver"
+        for name, value in {version: known.get(version, 0) + 1, **written}.items():
+            storage.set_study_system_attr(study_id, name, value)
 
 
 def show_plots(study: optuna.Study, run_id: str, trials: Mapping[int, str]) -> None:
-    """Register the plots of MLflow runs as artifacts of a study and of some of its trials.
+    """Register the plots of MLflow runs as artifacts of a study, and of some of its trials, whose run ids are given.
 
     Optuna's own function does not accept finished trials. If the names that optuna-dashboard 0.21 reads change, it
     shows no plot, and `tests/integration/test_ui.py` fails.
-
-    Args:
-        study: a part of a study whose trials are trainings.
-        run_id: the id of the study's MLflow run, which holds the plots.
-        trials: the run ids of trials, by number.
     """
     storage, study_id = optuna_internals.storage_of(study), optuna_internals.study_id_of(study)
     run_ids = {f"artifacts:{run_id}": run_id} | {
@@ -61,16 +57,9 @@ def show_plots(study: optuna.Study, run_id: str, trials: Mapping[int, str]) -> N
         for trial in study.get_trials(deepcopy=False)
         if trial.number in trials
     }
-    known = storage.get_study_system_attrs(study_id)
-    for name, of_plot in run_ids.items():
-        if name not in known:
-            meta = {"artifact_id": of_plot, "filename": "picture.png", "mimetype": "image/png", "encoding": None}
-            storage.set_study_system_attr(study_id, name, json.dumps(meta))
-
-
-def constraint(violation: float) -> dict[str, list[float]]:
-    """Return a constraint as a system attribute of a trial, in the older list that optuna-dashboard 0.21 reads."""
-    return {"constraints": [violation]}
+    for name in run_ids.keys() - storage.get_study_system_attrs(study_id).keys():
+        meta = {"artifact_id": run_ids[name], "filename": "picture.png", "mimetype": "image/png", "encoding": None}
+        storage.set_study_system_attr(study_id, name, json.dumps(meta))
 
 
 def note_failure(trial: optuna.Trial, job_result: JobResult) -> None:
@@ -113,7 +102,7 @@ class _QuietHandler(WSGIRequestHandler):
     """Logs errors only."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Log nothing."""
+        pass
 
 
 class _PlotStore:
@@ -123,16 +112,14 @@ class _PlotStore:
         self._open_plot = open_plot
 
     def open_reader(self, artifact_id: str) -> BinaryIO:
-        """Return a plot, or answer 404: another error would become a 500."""
         import bottle  # type: ignore[import-untyped]  # which optuna-dashboard is made with
 
         try:
             return self._open_plot(artifact_id)
         except FileNotFoundError as error:
-            raise bottle.HTTPError(404, str(error)) from error
+            raise bottle.HTTPError(404, str(error)) from error  # another error would become a 500
 
     def write(self, artifact_id: str, content_body: BinaryIO) -> None:
-        """Reject uploads."""
         import bottle
 
         raise bottle.HTTPError(403, "Plots are read-only here. Add them to the run in MLflow.")
@@ -153,35 +140,27 @@ def serve(host: str, port: int, *, storage_url: str, open_plot: Callable[[str], 
     import optuna_dashboard
 
     app = optuna_dashboard.wsgi(open_existing_storage(storage_url), artifact_store=_PlotStore(open_plot))
-    app = _without_sharing(app)
-    if is_loopback(host):
-        app = _for_hosts({host, "127.0.0.1", "localhost"}, app)
+    hosts = {host, "127.0.0.1", "localhost"} if is_loopback(host) else None
+    app = _guarded(app, hosts)
     make_server(host, port, app, server_class=_ThreadedServer, handler_class=_QuietHandler).serve_forever()
 
 
-def _for_hosts(hosts: set[str], app: WSGIApplication) -> WSGIApplication:
-    """Accept only requests with these host names, as MLflow's UI does.
+def _guarded(app: WSGIApplication, hosts: set[str] | None) -> WSGIApplication:
+    """Accept only requests with these host names, as MLflow's UI does, and let no website read the plots.
 
-    Otherwise a website could delete studies by DNS rebinding: its name resolves to 127.0.0.1 later.
+    Otherwise a website could delete studies by DNS rebinding: its name resolves to 127.0.0.1 later. By its CORS header,
+    optuna-dashboard lets every website read its plots.
     """
 
-    def checked(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ.get("HTTP_HOST", "").partition(":")[0] in hosts:
-            return app(environ, start_response)
-        start_response("403 Forbidden", [("Content-Type", "text/plain")])
-        return [b"Only 127.0.0.1 and localhost are served."]
+    def guarded(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if hosts is not None and environ.get("HTTP_HOST", "").partition(":")[0] not in hosts:
+            start_response("403 Forbidden", [("Content-Type", "text/plain")])
+            return [b"Only 127.0.0.1 and localhost are served."]
 
-    return checked
-
-
-def _without_sharing(app: WSGIApplication) -> WSGIApplication:
-    """Remove the CORS header by which optuna-dashboard lets every website read its plots."""
-
-    def kept(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Callable[[bytes], object]:
             own = [(name, value) for name, value in headers if name.lower() != "access-control-allow-origin"]
             return start_response(status, own, *rest)
 
         return app(environ, start)
 
-    return kept
+    return guarded

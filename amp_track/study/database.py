@@ -13,21 +13,20 @@ import logging
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import optuna
 import sqlalchemy
 from optuna.storages import BaseStorage, RDBStorage
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from amp_track.records.errors import StoreFailed
 from amp_track.records.masking import masked, masked_within
-from amp_track.stores.addresses import StoreAddress
 from amp_track.stores.locks import store_lock
 from amp_track.study import optuna_internals
 from amp_track.workers import interrupts, liveness
@@ -47,8 +46,6 @@ _LIBPQ = {
     "tcp_user_timeout": 30_000,
 }
 """Detect an unreachable server within half a minute instead of the default two hours."""
-
-
 _LOCK_KEY = zlib.crc32(b"amp_track") >> 1
 """The first half of the keys of these advisory locks, which PostgreSQL takes as signed numbers of 32 bits."""
 _HOLD_SECONDS = 60
@@ -91,7 +88,7 @@ class SharedStorage(RDBStorage):
 
     def __init__(self, url: str, **arguments: Any) -> None:
         self._lost_since: float | None = None
-        self._has_said_so = False
+        self._has_warned = False
         self._stale_since: dict[int, float] = {}
         super().__init__(url, **arguments)
 
@@ -101,7 +98,6 @@ class SharedStorage(RDBStorage):
         return optuna_internals.with_cache(self)
 
     def close(self) -> None:
-        """Close the connections."""
         self.engine.dispose()
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
@@ -113,15 +109,6 @@ class SharedStorage(RDBStorage):
             if (stored.state, stored.values) != (state, list(values) if values is not None else None):
                 raise
             return True
-
-    def _get_trials(
-        self,
-        study_id: int,
-        states: Container[TrialState] | None,
-        included_trial_ids: set[int],
-        trial_id_greater_than: int,
-    ) -> list[FrozenTrial]:
-        return self.patiently(super()._get_trials, study_id, states, included_trial_ids, trial_id_greater_than)
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
         """Return the trials without a heartbeat for the grace period.
@@ -144,59 +131,40 @@ class SharedStorage(RDBStorage):
     def patiently(
         self, call: Callable[Arguments, Result], /, *arguments: Arguments.args, **keywords: Arguments.kwargs
     ) -> Result:
-        """Call until the database answers.
-
-        Raises:
-            StoreFailed: it has not answered for too long.
-            KeyboardInterrupt: after Ctrl-C or SIGTERM.
-        """
+        """Call until the database answers. Raise StoreFailed if it has not answered for too long."""
         pause = 0.1
         while True:
             try:
                 result = call(*arguments, **keywords)
             except Exception as error:
-                reason = _why_no_answer(error)
-                if reason is None:
+                if (reason := _why_no_answer(error)) is None:
                     raise
-                self._give_up_or_say(reason)
+                self._give_up_or_warn(reason)
             else:
-                self._is_back()
+                if self._has_warned:
+                    _log.warning("the database of --storage answers again")
+                self._lost_since, self._has_warned = None, False
                 return result
             interrupts.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _give_up_or_say(self, reason: str) -> None:
-        now = time.monotonic()
-        if self._lost_since is None:
-            self._lost_since = now
-        lost_seconds = now - self._lost_since
+    def _give_up_or_warn(self, reason: str) -> None:
+        self._lost_since = self._lost_since or time.monotonic()
+        lost_seconds = time.monotonic() - self._lost_since
         longest = TIMES.after_interrupt if interrupts.have_come() else TIMES.database
         if lost_seconds > longest:
             raise StoreFailed(
                 f"The database {masked(self.url)} has not answered for {lost_seconds:.0f} seconds ({reason}). "
                 "Run the same command again to resume."
             )
-        if lost_seconds > TIMES.silence and not self._has_said_so:
-            self._has_said_so = True
+        if lost_seconds > TIMES.silence and not self._has_warned:
+            self._has_warned = True
             _log.warning("waiting for the database of --storage, for up to %.0f seconds (%s)", longest, reason)
 
-    def _is_back(self) -> None:
-        if self._has_said_so:
-            _log.warning("the database of --storage answers again")
-        self._lost_since, self._has_said_so = None, False
 
-
-def is_seen_to_work(user_attributes: Mapping[str, Any]) -> bool:
-    """Return whether the process of a trial with these user attributes is alive on this machine."""
-    worker = user_attributes.get(WORKER)
-    return worker is not None and liveness.is_at_work(worker)
-
-
-def _patient(
-    method: Callable[Concatenate[SharedStorage, Arguments], Result],
-) -> Callable[Concatenate[SharedStorage, Arguments], Result]:
+def _patient(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def call(self: SharedStorage, /, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+    def call(self: SharedStorage, /, *arguments: Any, **keywords: Any) -> Any:
         return self.patiently(method, self, *arguments, **keywords)
 
     return call
@@ -205,6 +173,12 @@ def _patient(
 for _name in BaseStorage.__abstractmethods__ | optuna_internals.CALLED_BY_CACHE:
     if _name not in vars(SharedStorage):
         setattr(SharedStorage, _name, _patient(getattr(RDBStorage, _name)))
+
+
+def is_seen_to_work(user_attributes: Mapping[str, Any]) -> bool:
+    """Return whether the process of a trial with these user attributes is alive on this machine."""
+    worker = user_attributes.get(WORKER)
+    return worker is not None and liveness.is_at_work(worker)
 
 
 def _why_no_answer(error: BaseException | None) -> str | None:
@@ -224,9 +198,8 @@ def _why_no_answer(error: BaseException | None) -> str | None:
 def worker_lock(url: str, part: str, *, storage: BaseStorage | None = None) -> Iterator[None]:
     """Lock a block of code for one search worker: of this machine, or with PostgreSQL of all machines.
 
-    For a journal, the lock reaches as far as the file locks of its file system: with NFS 4 to all machines.
-
-    A search worker loses the lock after a minute, or when PostgreSQL is restarted.
+    For a journal, the lock reaches as far as the file locks of its file system: with NFS 4 to all machines. A search
+    worker loses the lock after a minute, or when PostgreSQL is restarted.
 
     Args:
         url: the address of Optuna's storage.
@@ -234,10 +207,10 @@ def worker_lock(url: str, part: str, *, storage: BaseStorage | None = None) -> I
         storage: with PostgreSQL, waits for a database that does not answer; without it that is an error.
     """
     with store_lock(url, part=part), contextlib.ExitStack() as stack:
-        if StoreAddress.parse(url).kind == "server" and make_url(url).get_backend_name() == "postgresql":
-            patiently: Callable[[Callable[[], Connection]], Connection]
-            patiently = storage.patiently if isinstance(storage, SharedStorage) else lambda call: call()
-            stack.callback(_release, patiently(lambda: _locked_connection(url, part)))
+        if url.startswith("postgresql"):
+            connect = functools.partial(_locked_connection, url, part)
+            connection = storage.patiently(connect) if isinstance(storage, SharedStorage) else connect()
+            stack.callback(_release, connection)
         yield
 
 

@@ -13,36 +13,26 @@ from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.max_batch import PrecisionResult
 from amp_track.results.trial_row import TrialRow
 from amp_track.study import dashboard, optuna_internals, storage
-from amp_track.study.batch_sampler import POLL_SECONDS, BatchSampler, Busy, Done, Proposal, done_proposals, was_refuted
+from amp_track.study.batch_sampler import (
+    POLL_SECONDS,
+    BatchSampler,
+    Busy,
+    Done,
+    Proposal,
+    by_precision,
+    done_jobs,
+    was_refuted,
+)
 from amp_track.workers import interrupts
 
 _TRIAL_OF_SEARCH = "trial of the search"
 
 
 def record(trial: optuna.Trial, proposal: Proposal, job_result: JobResult, run_id: str, budget_bytes: int) -> float:
-    """Store the result of a job in its trial. Return the value of the trial.
-
-    Args:
-        trial: of a maximizing study.
-        proposal: the job.
-        job_result: its result.
-        run_id: the id of its MLflow run.
-        budget_bytes: the memory budget of the goal.
-    """
+    """Store the result of a job in its trial. Return the value of the trial, to maximize."""
     storage.remember(trial, job_result, run_id)
     storage.constrain(trial, "memory", memory_violation(job_result, budget_bytes))
     return float(proposal.batch_size if job_result.fits else 0)
-
-
-def proven(study: optuna.Study, sampler: BatchSampler) -> dict[str, PrecisionResult]:
-    """Return the max batches that a study has proven so far, by precision, in the order of the sampler's goal."""
-    done = done_proposals(study.get_trials(deepcopy=False))
-    max_batches = {precision: sampler.max_batch(done, precision) for precision in sampler.goal.precisions}
-    return {
-        name: _fit_of(done, name, max_batch, sampler)
-        for name, max_batch in max_batches.items()
-        if max_batch is not None
-    }
 
 
 def is_anything_left(study: optuna.Study, sampler: BatchSampler) -> bool:
@@ -66,108 +56,102 @@ def memory_violation(job_result: JobResult, budget_bytes: int | None) -> float:
     return max((job_result.wanted_bytes or 0) / budget_bytes - 1, 0.001) if budget_bytes else 1.0
 
 
-def _fit_of(done_everywhere: Done, precision: str, max_batch: MaxBatch, sampler: BatchSampler) -> PrecisionResult:
-    done = [job for job in done_everywhere if job[0].precision == precision]
-    at_max_batch = [
-        (proposal, job_result, trial)
-        for proposal, job_result, trial in done
-        if proposal.batch_size == max_batch.batch_size
-    ]
-    speeds = {
-        proposal.batch_size: job_result.samples_per_second or 0.0
-        for proposal, job_result, _ in done
-        # A confirmation run's speed includes data loading and smaller last batches, a probe's does not.
-        if job_result.fits and proposal.batch_size <= max_batch.batch_size and proposal.kind != "confirm"
+def proven(study: optuna.Study, sampler: BatchSampler) -> dict[str, PrecisionResult]:
+    """Return the max batches that a study has proven so far, by precision, in the order of the sampler's goal."""
+    done = by_precision(done_jobs(study.get_trials(deepcopy=False)))
+    return {
+        name: _result_of(done[name], max_batch, sampler.goal.multiple_up_to(max_batch.batch_size))
+        for name in sampler.goal.precisions
+        if (max_batch := sampler.max_batch(done, name)) is not None
     }
-    multiple = sampler.goal.multiple_up_to(max_batch.batch_size)
-    probed = min(at_max_batch, key=lambda job: job[0].kind == "confirm", default=None)
+
+
+def _result_of(done: list[Done], max_batch: MaxBatch, multiple: int) -> PrecisionResult:
+    at_max_batch = [job for job in done if job.batch_size == max_batch.batch_size]
+    probed = min(at_max_batch, key=lambda job: job.kind == "confirm", default=None)
+    speeds = {
+        job.batch_size: job.job_result.samples_per_second or 0.0
+        for job in done
+        # A confirmation run's speed includes data loading and smaller last batches, a probe's does not.
+        if job.fits and job.batch_size <= max_batch.batch_size and job.kind != "confirm"
+    }
+    # The failure that ended the search: at one sample more, or at any batch if none is supported.
+    failures = (
+        job.job_result
+        for job in done
+        if job.job_result.status is JobStatus.UNSUPPORTED
+        or (job.batch_size == max_batch.first_failing_batch and not job.fits)
+    )
     return PrecisionResult(
         max_batch=max_batch,
-        probes=sum(proposal.kind == "probe" for proposal, _, _ in done),
-        at_max_batch=probed[1] if probed else None,
-        run_id=storage.run_id_of(probed[2]) if probed else None,
-        confirmation=next((job_result for proposal, job_result, _ in at_max_batch if proposal.kind == "confirm"), None),
-        failure=_failure_at(max_batch, done),
+        probes=sum(job.kind == "probe" for job in done),
+        at_max_batch=probed.job_result if probed else None,
+        run_id=storage.run_id_of(probed.trial) if probed else None,
+        confirmation=next((job.job_result for job in at_max_batch if job.kind == "confirm"), None),
+        failure=next(failures, None),
         plan_error=_plan_error(done),
-        runs_at_max_batch=sum(job_result.fits for _, job_result, _ in at_max_batch),
-        max_multiple=multiple if any(t.batch_size == multiple and o.fits for t, o, _ in done) else None,
+        runs_at_max_batch=sum(job.fits for job in at_max_batch),
+        max_multiple=multiple if any(job.batch_size == multiple and job.fits for job in done) else None,
         throughput=tuple(sorted(speeds.items())),
-        beyond=_beyond(max_batch, done, precision),
+        beyond=_beyond(max_batch, done),
     )
 
 
-def _plan_error(done: Done) -> float | None:
+def _plan_error(done: list[Done]) -> float | None:
     """Return by which fraction the measured memory of a planned probe exceeds the memory plan."""
-    for proposal, job_result, _ in done:
-        measured = job_result.peak_allocated_bytes or job_result.peak_bytes
-        if proposal.is_planned and job_result.fits and proposal.predicted_bytes and measured:
-            return measured / proposal.predicted_bytes - 1
+    for job in done:
+        measured = job.job_result.peak_allocated_bytes or job.job_result.peak_bytes
+        if job.is_planned and job.fits and job.predicted_bytes and measured:
+            return measured / job.predicted_bytes - 1
     return None
 
 
-def probes_of(trials: Sequence[FrozenTrial], proposal: Proposal) -> list[JobResult]:
-    """Return the results of the probes at the precision of a job, sorted so that the nearest batch size comes last."""
-    done = [
-        (abs(other.batch_size - proposal.batch_size), job_result)
-        for other, job_result, _ in done_proposals(trials)
-        if other.precision == proposal.precision and other.kind != "confirm"
-    ]
-    return [job_result for _, job_result in sorted(done, key=lambda each: each[0], reverse=True)]
-
-
-def bracket_of(trials: Sequence[FrozenTrial], precision: str) -> tuple[int, int | None]:
-    """Return the largest fitting batch so far (0 for none), and the smallest failing one (None for none)."""
-    own = [
-        (proposal.batch_size, job_result.fits)
-        for proposal, job_result, _ in done_proposals(trials)
-        if proposal.precision == precision
-    ]
-    fails = min((batch_size for batch_size, fits in own if not fits), default=None)
-    fits = [batch_size for batch_size, fits in own if fits and (fails is None or batch_size < fails)]
-    return max(fits, default=0), fails
-
-
-def _beyond(max_batch: MaxBatch, done: Done, precision: str) -> tuple[tuple[int, bool], ...]:
+def _beyond(max_batch: MaxBatch, done: list[Done]) -> tuple[tuple[int, bool], ...]:
     """Return (batch size, whether it fits) of the jobs above the first failing batch.
 
     If a confirmation run ran out of memory, probes prove nothing: only confirmation runs count.
     """
     if max_batch.first_failing_batch is None:
         return ()
-    is_refuted = was_refuted(done, precision)
+    is_refuted = was_refuted(done)
     found = {
-        proposal.batch_size: job_result.fits
-        for proposal, job_result, _ in done
-        if proposal.batch_size > max_batch.first_failing_batch
-        and (proposal.kind == "confirm" if is_refuted else proposal.kind == "beyond" or job_result.fits)
+        job.batch_size: job.fits
+        for job in done
+        if job.batch_size > max_batch.first_failing_batch
+        and (job.kind == "confirm" if is_refuted else job.kind == "beyond" or job.fits)
     }
     return tuple(sorted(found.items()))
 
 
-def _failure_at(max_batch: MaxBatch, done: Done) -> JobResult | None:
-    """Return the failure that ended the search: at one sample more, or at any batch if none is supported."""
-    for proposal, job_result, _ in done:
-        if job_result.status is JobStatus.UNSUPPORTED or (
-            proposal.batch_size == max_batch.first_failing_batch and not job_result.fits
-        ):
-            return job_result
-    return None
+def probes_of(trials: Sequence[FrozenTrial], proposal: Proposal) -> list[JobResult]:
+    """Return the results of the probes at the precision of a job, sorted so that the nearest batch size comes last."""
+    probes = [job for job in by_precision(done_jobs(trials))[proposal.precision] if job.kind != "confirm"]
+    probes.sort(key=lambda job: abs(job.batch_size - proposal.batch_size), reverse=True)
+    return [job.job_result for job in probes]
+
+
+def bracket_of(trials: Sequence[FrozenTrial], precision: str) -> tuple[int, int | None]:
+    """Return the largest fitting batch so far (0 for none), and the smallest failing one (None for none)."""
+    done = by_precision(done_jobs(trials))[precision]
+    fails = min((job.batch_size for job in done if not job.fits), default=None)
+    fits = [job.batch_size for job in done if job.fits and (fails is None or job.batch_size < fails)]
+    return max(fits, default=0), fails
 
 
 def probe_results(trials: Sequence[FrozenTrial]) -> tuple[TrialRow, ...]:
     """Return every finished job of the max-batch study, in the order of the trials."""
     return tuple(
         TrialRow(
-            number=trial.number,
-            precision=proposal.precision,
-            batch_size=proposal.batch_size,
-            kind=proposal.kind,
-            reason=proposal.reason,
-            predicted_bytes=proposal.predicted_bytes,
-            job_result=job_result,
-            run_id=storage.run_id_of(trial),
+            number=job.trial.number,
+            precision=job.precision,
+            batch_size=job.batch_size,
+            kind=job.kind,
+            reason=job.reason,
+            predicted_bytes=job.predicted_bytes,
+            job_result=job.job_result,
+            run_id=storage.run_id_of(job.trial),
         )
-        for proposal, job_result, trial in done_proposals(trials)
+        for job in done_jobs(trials)
     )
 
 
@@ -182,8 +166,7 @@ def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> No
         most: the largest batch size to try.
         limit_bytes: the memory that a job may take.
     """
-    found = probe_results(study.get_trials(deepcopy=False))
-    for precision in dict.fromkeys(probe.precision for probe in found):
+    for precision, jobs in by_precision(done_jobs(study.get_trials(deepcopy=False))).items():
         view = optuna.create_study(
             study_name=f"{study.study_name}/{precision}",
             storage=optuna_internals.storage_of(study),
@@ -193,29 +176,27 @@ def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> No
         if view.metric_names is None:
             view.set_metric_names(["max batch"])
         known = {trial.user_attrs.get(_TRIAL_OF_SEARCH) for trial in view.get_trials(deepcopy=False)}
-        own = [probe for probe in found if probe.precision == precision and probe.number not in known]
-        view.add_trials([_copy(probe, most=most, limit_bytes=limit_bytes) for probe in own])
+        view.add_trials([_copy(job, most, limit_bytes) for job in jobs if job.trial.number not in known])
 
 
-def _copy(probe: TrialRow, *, most: int, limit_bytes: int) -> FrozenTrial:
-    """Return a probe as a trial with columns for display."""
-    job_result = probe.job_result
-    columns: dict[str, str | float | int | None] = {
-        _TRIAL_OF_SEARCH: probe.number,
-        "kind": probe.kind,
-        "reason": probe.reason,
-        "status": job_result.ended,
-        "predicted MiB": dashboard.mebibytes(probe.predicted_bytes),
-        "peak MiB": dashboard.mebibytes(job_result.peak_bytes),
-        "samples/s": round(job_result.samples_per_second) if job_result.samples_per_second else None,
-        "message": job_result.message.partition("\n")[0] or None,
-        "MLflow run": probe.run_id,
-    }
+def _copy(job: Done, most: int, limit_bytes: int) -> FrozenTrial:
+    """Return a job as a trial with columns for display."""
+    job_result = job.job_result
     return optuna.trial.create_trial(
         state=TrialState.COMPLETE,
-        value=float(probe.batch_size if job_result.fits else 0),
-        params={"batch_size": probe.batch_size},
-        distributions={"batch_size": IntDistribution(1, max(most, probe.batch_size), log=True)},
-        user_attrs=columns,
-        system_attrs=dashboard.constraint(memory_violation(job_result, limit_bytes)),
+        value=float(job.batch_size if job.fits else 0),
+        params={"batch_size": job.batch_size},
+        distributions={"batch_size": IntDistribution(1, max(most, job.batch_size), log=True)},
+        user_attrs={
+            _TRIAL_OF_SEARCH: job.trial.number,
+            "kind": job.kind,
+            "reason": job.reason,
+            "status": job_result.ended,
+            "predicted MiB": dashboard.mebibytes(job.predicted_bytes),
+            "peak MiB": dashboard.mebibytes(job_result.peak_bytes),
+            "samples/s": round(job_result.samples_per_second) if job_result.samples_per_second else None,
+            "message": job_result.message.partition("\n")[0] or None,
+            "MLflow run": storage.run_id_of(job.trial),
+        },
+        system_attrs={dashboard.CONSTRAINTS: [memory_violation(job_result, limit_bytes)]},
     )

@@ -17,7 +17,7 @@ from amp_track.records.errors import BadInput
 from amp_track.stores import sqlite_files
 from amp_track.stores.addresses import StoreAddress
 from amp_track.study import database, optuna_internals
-from amp_track.study.database import SharedStorage, worker_lock
+from amp_track.study.database import SharedStorage
 from amp_track.study.journal import SharedJournal
 
 Storage = SharedStorage | SharedJournal
@@ -44,15 +44,25 @@ def open_storage(url: str) -> Storage:
     address, times = StoreAddress.parse(url), database.TIMES
     if address.kind == "journal" and address.file is not None:
         return SharedJournal(address.file)
-    with worker_lock(url, "tables"):
+    with database.worker_lock(url, "tables"):
         if address.file is not None and not sqlite_files.read(address.file).tables:
             sqlite_files.make_tables(address.file, _statements())
         return _open_database(
-            url,
+            address,
             heartbeat_interval=times.heartbeat,
             grace_period=times.grace,
             skip_table_creation=address.file is not None,  # else Optuna alters another version's tables
         )
+
+
+@contextmanager
+def reading(url: str) -> Iterator[Storage]:
+    """Open the storage at `url`, already checked, for reading in a block. Raise BadInput if there is none yet."""
+    storage = open_existing_storage(url)
+    try:
+        yield storage
+    finally:
+        storage.close()
 
 
 def open_existing_storage(url: str) -> Storage:
@@ -65,11 +75,18 @@ def open_existing_storage(url: str) -> Storage:
     if address.kind == "journal" and address.file is not None:
         if address.file.exists() and address.file.stat().st_size:  # opening it would create it
             return SharedJournal(address.file)
-    elif optuna_internals.tables() & _tables(address):
-        return _open_database(url, skip_table_creation=True)
+    elif optuna_internals.TABLES & _tables(address):
+        return _open_database(address, skip_table_creation=True)
     raise BadInput(
         f"--storage: {address} holds no studies yet. Use another storage, or create a study with amp-track max-batch."
     )
+
+
+def _open_database(address: StoreAddress, **arguments: Any) -> SharedStorage:
+    try:
+        return SharedStorage(address.url, engine_kwargs=database.engine_arguments(address.url), **arguments)
+    except RuntimeError as error:
+        raise BadInput(f"--storage: {address} was created by another version of Optuna. {error}") from None
 
 
 def _tables(address: StoreAddress) -> set[str]:
@@ -83,20 +100,6 @@ def _tables(address: StoreAddress) -> set[str]:
         engine.dispose()
 
 
-def _open_database(url: str, **arguments: Any) -> SharedStorage:
-    """Open a database. Raise BadInput if another version of Optuna created it, or a table is missing."""
-    address = StoreAddress.parse(url)
-    if arguments.get("skip_table_creation") and (missing := optuna_internals.tables() - _tables(address)):
-        raise BadInput(
-            f"--storage: {address} has no table {min(missing)}, which Optuna needs. Restore a backup, or use another "
-            "storage."
-        )
-    try:
-        return SharedStorage(url, engine_kwargs=database.engine_arguments(url), **arguments)
-    except RuntimeError as error:
-        raise BadInput(f"--storage: {address} was created by another version of Optuna. {error}") from None
-
-
 @functools.cache
 def _statements() -> tuple[str, ...]:
     """Return the SQL statements that create Optuna's tables in SQLite, to run them in one transaction."""
@@ -107,16 +110,6 @@ def _statements() -> tuple[str, ...]:
     finally:
         connection.close()
         storage.engine.dispose()
-
-
-@contextmanager
-def reading(url: str) -> Iterator[Storage]:
-    """Open the storage at `url`, already checked, for reading in a block. Raise BadInput if there is none yet."""
-    storage = open_existing_storage(url)
-    try:
-        yield storage
-    finally:
-        storage.close()
 
 
 def study_names(storage: Storage) -> list[str]:

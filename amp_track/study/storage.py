@@ -1,4 +1,4 @@
-"""List and open the studies of a storage, and write and read their trials.
+"""Open the studies of a storage, and write and read their trials.
 
 Only one process at a time creates a study. A study keeps the settings that it was created with, and trials whose
 process has died do not stay RUNNING.
@@ -13,12 +13,12 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
-from pydantic import Field, Json, TypeAdapter, ValidationError
+from pydantic import Json, TypeAdapter, ValidationError
 
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.result import JobResult
@@ -35,15 +35,11 @@ _SETTINGS, JOB_RESULT, RUN_ID, LEARNING_RATE = "settings", "job_result", "mlflow
 PARENT_RUN_ID, FREE_BYTES, COMMAND = "mlflow_parent_run_id", "free_bytes", "command"
 VERSION_ATTRIBUTE, VERSION = "amp_track_version", 1
 """The version of everything that a study stores, the choices of its params included. Increase it with any change."""
-_JOB_RESULTS: TypeAdapter[JobResult] = TypeAdapter(Json[JobResult])
-_SETTINGS_AS_JSON: TypeAdapter[dict[str, str]] = TypeAdapter(Json[dict[str, str]])
-_BYTES = TypeAdapter(Annotated[int, Field(strict=True, ge=0)])
-_TEXT = TypeAdapter(str)
+_JOB_RESULT: TypeAdapter[JobResult] = TypeAdapter(Json[JobResult])
 PARTS = ("max-batch", "train", "seeds", "compare")
 """The parts of a study NAME, in the order in which they are created: NAME/max-batch, NAME/train, …"""
 _NEAREST = 3
 """How many names an error lists."""
-_FINISHED = tuple(state for state in TrialState if state.is_finished())
 _MOST_JOB_RESULTS = 10_000
 """Number of parsed job results that are kept in memory."""
 
@@ -64,17 +60,16 @@ def _unreadable(whose: str, what: str) -> StoreFailed:
 
 
 def open_study(
-    name: str,
-    storage: Storage,
-    url: str,
-    *,
-    objectives: Sequence[tuple[str, Direction]],
-    settings: dict[str, str],
+    name: str, storage: Storage, url: str, *, objectives: Sequence[tuple[str, Direction]], settings: dict[str, str]
 ) -> optuna.Study:
     """Create or resume a study. End trials of dead processes as FAIL.
 
     Args:
+        name: the name of the study.
+        storage: the open storage.
+        url: its address.
         objectives: the name that optuna-dashboard shows, and the direction, of each objective.
+        settings: the settings that the results of this command depend on, by name.
 
     Raises:
         BadInput: the study exists with other settings, so its results do not hold for this command, or another version
@@ -102,11 +97,11 @@ def ask_in_turn(study: optuna.Study, url: str) -> None:
     """
     ask = study.ask
 
-    def asked_alone(fixed_distributions: dict[str, BaseDistribution] | None = None) -> optuna.Trial:
+    def ask_locked(fixed_distributions: dict[str, BaseDistribution] | None = None) -> optuna.Trial:
         with store_lock(url):
             return ask(fixed_distributions)
 
-    study.ask = asked_alone  # type: ignore[method-assign]
+    study.ask = ask_locked  # type: ignore[method-assign]
 
 
 def check_settings(
@@ -119,15 +114,7 @@ def check_settings(
 ) -> None:
     """Raise BadInput if a study of this name was created with other settings or by another version. Write nothing.
 
-    Args:
-        name: the name of the study.
-        storage: the storage of the study.
-        settings: the settings that the results of this command depend on, by name.
-        directions: the directions of its objectives.
-        joins: whether the command takes its settings from the study, so that a difference is due to this machine.
-
-    Raises:
-        StoreFailed: the stored settings cannot be read.
+    `joins`: the command takes its settings from the study, so that a difference is due to this machine.
     """
     try:
         study_id = storage.get_study_id_from_name(name)
@@ -137,8 +124,7 @@ def check_settings(
     attributes = storage.get_study_user_attrs(study_id)
     if VERSION_ATTRIBUTE in attributes or has_trials:  # else it is just being created
         check_version(name, attributes)
-    stored = attributes.get(_SETTINGS)
-    known = settings if stored is None else read(_SETTINGS_AS_JSON, stored, name, _SETTINGS)
+    known: dict[str, str] = json.loads(attributes[_SETTINGS]) if _SETTINGS in attributes else settings
     # The device first: another device changes other settings, too.
     for setting in sorted(known.keys() | settings.keys(), key=lambda setting: (setting != "device", setting)):
         if known.get(setting) != settings.get(setting):
@@ -151,8 +137,6 @@ def check_settings(
                 f"{fix}{'' if joins else ' or use another --study'}."
             )
     found = [direction.name.lower() for direction in storage.get_study_directions(study_id)]
-    if not found or "not_set" in found:
-        raise _unreadable(name, "objectives")
     if found != list(directions):
         raise BadInput(
             f'Study "{name}" was created to {" and ".join(found)}; this command needs to {" and ".join(directions)}. '
@@ -167,14 +151,9 @@ def check_version(name: str, user_attributes: Mapping[str, Any]) -> None:
 
 
 def check_choices(name: str, trials: Sequence[FrozenTrial], expected: Mapping[str, BaseDistribution]) -> None:
-    """Raise BadInput if the trials of a study have other choices of a categorical than `expected`.
+    """Raise BadInput if the trials of a study have other choices of a categorical param than `expected`.
 
     Optuna cannot change the choices of a stored study: it would raise a bare ValueError at the next trial.
-
-    Args:
-        name: the name of the study.
-        trials: all trials of the study.
-        expected: the distributions of this command, by param; only categoricals are compared.
     """
     for trial in trials:
         for param, stored in trial.distributions.items():
@@ -213,20 +192,16 @@ def end_stale_trials(study: optuna.Study) -> None:
 def on_stale_trial(shared: Storage, end_run: Callable[[str, int], None]) -> None:
     """Register a callback `end_run(study name, trial number)` for trials whose measurement is discarded.
 
-    It is called if this process finds the trial's process dead, or was itself considered dead.
+    It is called if this process finds the trial's process dead, or was itself considered dead. The run may have
+    finished, but the trial has not: it runs again.
     """
-
-    def callback(study: optuna.Study, trial: FrozenTrial) -> None:
-        end_run(study.study_name, trial.number)  # the run may have finished, but the trial has not: it runs again
-
-    shared.heartbeat_stale_trial_callback = callback
+    shared.heartbeat_stale_trial_callback = lambda study, trial: end_run(study.study_name, trial.number)
 
 
 def report_stale_trial(study: optuna.Study, trial: FrozenTrial) -> None:
     """Call the stale-trial callback of Optuna for a trial that this process has failed."""
     heartbeat = optuna_internals.heartbeat_of(study)
-    callback = heartbeat.get_heartbeat_stale_trial_callback() if heartbeat is not None else None
-    if callback is not None:
+    if heartbeat is not None and (callback := heartbeat.get_heartbeat_stale_trial_callback()) is not None:
         callback(study, trial)
 
 
@@ -240,11 +215,16 @@ def remember(trial: optuna.Trial, job_result: JobResult, run_id: str) -> None:
         trial.set_user_attr(RUN_ID, run_id)
 
 
+def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
+    """Set a constraint of a trial; a violation of at most 0 is feasible."""
+    trial.set_constraint(name, violation)
+    trial.storage.set_trial_system_attr(optuna_internals.id_of(trial), dashboard.CONSTRAINTS, [violation])
+
+
 def measured(trial: FrozenTrial) -> JobResult:
-    """Return the job result of a trial that has run, and check that it has values."""
-    job_result = job_result_of(trial)
-    if job_result is None or (trial.state is TrialState.COMPLETE and not trial.values):
-        raise _unreadable(f"trial {trial.number}", "values or a job result")
+    """Return the job result of a trial that has run."""
+    if (job_result := job_result_of(trial)) is None:
+        raise _unreadable(f"trial {trial.number}", "a job result")
     return job_result
 
 
@@ -257,27 +237,29 @@ def param_of(trial: FrozenTrial, name: str) -> Any:
 
 def job_result_of(trial: FrozenTrial) -> JobResult | None:
     """Return the job result that `remember` has stored; None for a trial that died before."""
-    if (text := trial.system_attrs.get(JOB_RESULT)) is None:
-        return None
-    return _parsed_job_result(read(_TEXT, text, f"trial {trial.number}", JOB_RESULT))
+    text = trial.system_attrs.get(JOB_RESULT)
+    return None if text is None else _parsed_job_result(text)
 
 
 @functools.lru_cache(maxsize=_MOST_JOB_RESULTS)
 def _parsed_job_result(text: str) -> JobResult:
     """Parse a job result once: search workers read all of a study at every poll, and stored ones never change."""
-    return read(_JOB_RESULTS, text, "a trial", JOB_RESULT)
+    return read(_JOB_RESULT, text, "a trial", JOB_RESULT)
+
+
+def run_id_of(trial: FrozenTrial) -> str:
+    """Return the id of the MLflow run of a trial, or an empty string."""
+    return str(trial.user_attrs.get(RUN_ID, ""))
 
 
 def parent_run_id_of(study: optuna.Study | optuna_internals.FrozenStudy) -> str | None:
     """Return the id of the MLflow parent run of a study; None if it has none yet."""
-    stored = study.user_attrs.get(PARENT_RUN_ID)
-    return None if stored is None else read(_TEXT, stored, study.study_name, PARENT_RUN_ID)
+    return study.user_attrs.get(PARENT_RUN_ID)
 
 
 def free_bytes_of(study: optuna.Study) -> int | None:
     """Return the free bytes at the start of a study without a budget; None if unknown."""
-    stored = study.user_attrs.get(FREE_BYTES)
-    return None if stored is None else read(_BYTES, stored, study.study_name, FREE_BYTES)
+    return study.user_attrs.get(FREE_BYTES)
 
 
 def command_of(study: optuna.Study, adapter: TypeAdapter[Value]) -> Value | None:
@@ -286,42 +268,10 @@ def command_of(study: optuna.Study, adapter: TypeAdapter[Value]) -> Value | None
     Raises:
         BadInput: another version of amp-track has created the study.
     """
-    stored = study.user_attrs.get(COMMAND)
-    if stored is None:
+    if COMMAND not in study.user_attrs:
         return None
     check_version(study.study_name, study.user_attrs)
-    return read(adapter, stored, study.study_name, COMMAND)
-
-
-def run_id_of(trial: FrozenTrial) -> str:
-    """Return the id of the MLflow run of a trial, or an empty string."""
-    return str(trial.user_attrs.get(RUN_ID, ""))
-
-
-def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
-    """Set a constraint of a trial. A violation of at most 0 is feasible.
-
-    It is stored twice, because optuna-dashboard 0.21 reads only the older list.
-    """
-    trial.set_constraint(name, violation)
-    for attribute, value in dashboard.constraint(violation).items():
-        trial.storage.set_trial_system_attr(optuna_internals.id_of(trial), attribute, value)
-
-
-def is_measured(study: optuna.Study, trial: FrozenTrial) -> bool:
-    """Return whether a study has the measurement of a trial that has ended.
-
-    A trial of NAME/seeds without a metric is FAIL in Optuna. Any other FAIL trial has died, perhaps with its job result
-    stored, and its job runs again.
-    """
-    if trial.state is not TrialState.FAIL:
-        return trial.state.is_finished()
-    job_result = job_result_of(trial)
-    return (
-        study.study_name.endswith("/seeds")
-        and job_result is not None
-        and (job_result.metric is None or not math.isfinite(job_result.metric))
-    )
+    return read(adapter, study.user_attrs[COMMAND], study.study_name, COMMAND)
 
 
 def finished_trials(study: optuna.Study, *others: str) -> dict[str, dict[int, bool]]:
@@ -332,11 +282,11 @@ def finished_trials(study: optuna.Study, *others: str) -> dict[str, dict[int, bo
     shared = optuna_internals.storage_of(study)
     known = [name for name in optuna.get_all_study_names(shared) if name in others]
     studies = [study, *(optuna.load_study(study_name=name, storage=shared) for name in known)]
-    for other in studies:
-        end_stale_trials(other)
+    for each in studies:
+        end_stale_trials(each)
     return {
         each.study_name: {
-            trial.number: is_measured(each, trial)
+            trial.number: _is_measured(each, trial)
             for trial in each.get_trials(deepcopy=False)
             if trial.state.is_finished()
         }
@@ -344,28 +294,35 @@ def finished_trials(study: optuna.Study, *others: str) -> dict[str, dict[int, bo
     }
 
 
+def _is_measured(study: optuna.Study, trial: FrozenTrial) -> bool:
+    """Return whether a study has the measurement of a trial that has ended.
+
+    A trial of NAME/seeds without a metric is FAIL in Optuna. Any other FAIL trial has died, perhaps with its job result
+    stored, and its job runs again.
+    """
+    if trial.state is not TrialState.FAIL:
+        return True
+    job_result = job_result_of(trial) if study.study_name.endswith("/seeds") else None
+    return job_result is not None and (job_result.metric is None or not math.isfinite(job_result.metric))
+
+
 def parts_by_study(names: Iterable[str]) -> dict[str, list[str]]:
     """Return the names of the parts of each study in Optuna, in the order of `PARTS`, by NAME.
 
-    Args:
-        names: the names of all studies of a storage; those of other programs are left out.
+    `names` are those of all studies of a storage; studies of other programs are left out.
     """
     found: dict[str, list[str]] = {}
     for name in names:
         study, _, part = name.partition("/")
         if part.partition("/")[0] in PARTS:
             found.setdefault(study, []).append(name)
-    order = {part: number for number, part in enumerate(PARTS)}
-    return {study: sorted(parts, key=lambda name: (order[name.split("/")[1]], name)) for study, parts in found.items()}
+    return {
+        study: sorted(parts, key=lambda name: (PARTS.index(name.split("/")[1]), name)) for study, parts in found.items()
+    }
 
 
 def known_study(asked: str, known: Iterable[str], *, storage: str) -> str:
     """Return the name of an existing study; accept a part of it, such as NAME/max-batch.
-
-    Args:
-        asked: the name that the user typed.
-        known: the names of the existing studies.
-        storage: the storage address, without a password.
 
     Raises:
         BadInput: there is no such study. The message lists the nearest names.
@@ -396,9 +353,6 @@ class Part:
 def studies(url: str) -> dict[str, tuple[Part, ...]]:
     """Return the parts of each study of a storage, in the order in which they are created, by NAME. Write nothing.
 
-    Args:
-        url: the storage address, already checked.
-
     Raises:
         BadInput: there is no storage yet, or another version of Optuna created it.
     """
@@ -418,5 +372,6 @@ def have_measured(url: str, parts: Iterable[Part]) -> bool:
         return any(
             job_result_of(trial) is not None
             for part in parts
-            for trial in storage.get_all_trials(part.study_id, deepcopy=False, states=_FINISHED)
+            for trial in storage.get_all_trials(part.study_id, deepcopy=False)
+            if trial.state.is_finished()
         )

@@ -24,8 +24,8 @@ from amp_track.records.errors import StoreFailed
 from amp_track.study import database, optuna_internals, storage
 
 Value = float | tuple[float, ...]
-Objective = Callable[[optuna.Trial], Value]
 _log = logging.getLogger("amp_track.study")
+_NO_ANSWER = (StorageInternalError, SQLAlchemyError, StoreFailed, OSError)
 _HEARTBEAT_SECONDS = 1
 """How long the end of a trial waits for a heartbeat in a slow database."""
 
@@ -38,7 +38,7 @@ class NextTrial:
     value: Value = math.nan
 
 
-def run_one(study: optuna.Study, objective: Objective) -> None:
+def run_one(study: optuna.Study, objective: Callable[[optuna.Trial], Value]) -> None:
     """Run an objective as the next trial; see `next_trial`."""
     with next_trial(study) as asked:
         asked.value = objective(asked.trial)
@@ -52,21 +52,22 @@ def next_trial(study: optuna.Study) -> Iterator[NextTrial]:
     sampler does while it waits for its turn.
 
     A trial with the value NaN becomes FAIL, a block that raises TrialPruned ends, and its trial becomes PRUNED. If
-    another search worker has failed the trial meanwhile, its measurement is discarded with a warning.
-
-    Raises:
-        Exception: any other exception of the block; the trial is FAIL then.
+    another search worker has failed the trial meanwhile, its measurement is discarded with a warning. After any other
+    exception of the block, which is passed on, the trial is FAIL.
     """
-    trial = _ask(study)
+    with warnings.catch_warnings():
+        # Optuna warns that `ask` sends no heartbeats: `_beating` does.
+        warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to be used with Study.optimize")
+        trial = study.ask()
     asked = NextTrial(trial)
     try:
         with _beating(study, trial):
             yield asked
         values = asked.value if isinstance(asked.value, tuple) else (asked.value,)
-        if any(math.isnan(value) for value in values):
+        if any(map(math.isnan, values)):
             _tell(study, trial, TrialState.FAIL)
         else:
-            _tell(study, trial, TrialState.COMPLETE, values)
+            _tell(study, trial, TrialState.COMPLETE, list(values))
     except optuna.TrialPruned:
         with contextlib.suppress(UpdateFinishedTrialError):  # it has measured nothing
             _tell(study, trial, TrialState.PRUNED)
@@ -79,22 +80,15 @@ def next_trial(study: optuna.Study) -> Iterator[NextTrial]:
         )
         storage.report_stale_trial(study, study.get_trials(deepcopy=False)[trial.number])
     except BaseException:
-        with contextlib.suppress(StoreFailed, UpdateFinishedTrialError):  # the first error is more informative
+        with contextlib.suppress(UpdateFinishedTrialError, *_NO_ANSWER):  # the first error is more informative
             study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
         raise
 
 
-def _ask(study: optuna.Study) -> optuna.Trial:
-    with warnings.catch_warnings():
-        # Optuna warns that `ask` sends no heartbeats: `_beating` does.
-        warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to be used with Study.optimize")
-        return study.ask()
-
-
-def _tell(study: optuna.Study, trial: optuna.Trial, state: TrialState, values: tuple[float, ...] | None = None) -> None:
+def _tell(study: optuna.Study, trial: optuna.Trial, state: TrialState, values: list[float] | None = None) -> None:
     """Tell the result of a trial. Raise UpdateFinishedTrialError if it has already ended with another one."""
     told = study.tell(trial, values, state=state, skip_if_finished=True)
-    if (told.state, told.values) != (state, list(values) if values is not None else None):
+    if (told.state, told.values) != (state, values):
         raise UpdateFinishedTrialError
 
 
@@ -109,7 +103,7 @@ def _beating(study: optuna.Study, trial: optuna.Trial) -> Iterator[None]:
 
     def beat() -> None:
         while True:
-            with contextlib.suppress(StorageInternalError, SQLAlchemyError, StoreFailed):  # try again with the next one
+            with contextlib.suppress(*_NO_ANSWER):  # try again with the next one
                 heartbeat.record_heartbeat(trial_id)
             if is_over.wait(interval):
                 return

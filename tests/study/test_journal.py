@@ -13,12 +13,12 @@ from typing import Any
 import optuna
 import pytest
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import TrialState
 
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.study import database, opening, storage, trials
-from amp_track.study.journal import JournalLock, SharedJournal
+from amp_track.study.journal import SharedJournal
 from amp_track.workers import interrupts
 from amp_track.workers.liveness import this_process
 
@@ -66,50 +66,23 @@ def test_what_is_no_journal_is_rejected_and_stays_as_it_is(line: str, study: opt
     assert file.read_bytes() == content
 
 
-OTHER = b'{"op_code":0,"worker_id":"x","study_name":"s","directions":[1]}\n'
-
-
-@pytest.mark.parametrize("replacement", [None, b"", OTHER, OTHER * 99, "an older copy"])
-@pytest.mark.parametrize("in_place", [True, False])
-def test_a_journal_that_is_gone_or_replaced_meanwhile_is_told(
-    replacement: bytes | str | None, in_place: bool, study: optuna.Study
-) -> None:
-    if replacement == "an older copy":
-        replacement = Path(URL).read_bytes()
-        study.add_trial(optuna.trial.create_trial(value=1.0))
-    if not in_place or replacement is None:
-        Path(URL).unlink()
+@pytest.mark.parametrize(
+    "replacement", [None, b"", b'{"op_code":0,"worker_id":"x","study_name":"s","directions":[1]}\n']
+)
+def test_a_journal_that_is_gone_or_replaced_meanwhile_is_told(replacement: bytes | None, study: optuna.Study) -> None:
+    Path(URL).unlink()
     if replacement is not None:
         Path(URL).write_bytes(replacement)
     for use in (lambda: study.trials, lambda: study.set_user_attr("a", 1)):
-        with pytest.raises(StoreFailed, match=r"^The journal optuna\.log cannot be read .* \((No|the file was) "):
+        with pytest.raises(StoreFailed, match=r"^The journal optuna\.log was deleted or replaced during the command\."):
             use()
     assert (Path(URL).read_bytes() if Path(URL).exists() else None) == replacement
     assert not Path(f"{URL}.lock").is_symlink()
 
 
-@pytest.mark.parametrize("value", [2.0, 0.123456789])
-def test_an_older_copy_that_others_have_written_to_is_told(value: float, study: optuna.Study) -> None:
-    copy = Path(URL).read_bytes()
-    for _ in range(3):
-        study.add_trial(optuna.trial.create_trial(value=1.0))
-    Path(URL).write_bytes(copy)
-    for _ in range(4):
-        of_another_process().add_trial(optuna.trial.create_trial(value=value))
-    with pytest.raises(StoreFailed, match="the file was replaced"):
-        _ = study.trials
-
-
-def test_a_line_of_another_program_is_told(study: optuna.Study) -> None:
-    with Path(URL).open("ab") as journal:
-        journal.write(b"hello\n")
-    with pytest.raises(StoreFailed, match=r"cannot be read or written \(a line is not JSON: "):
-        study.set_user_attr("a", 1)
-
-
 def test_a_signal_does_not_throw_away_a_measurement_that_waits_for_the_lock(study: optuna.Study) -> None:
     def objective(trial: optuna.Trial) -> float:
-        another_writer = JournalLock(Path(URL).absolute())
+        another_writer = JournalFileSymlinkLock(URL)
         another_writer.acquire()
         threading.Timer(0.5, another_writer.release).start()
         signal.raise_signal(signal.SIGTERM)

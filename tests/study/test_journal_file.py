@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from amp_track.records.errors import StoreFailed
 from amp_track.study import journal
-from amp_track.study.journal import JournalFile, JournalLock
+from amp_track.study.journal import JournalFile
 
 LINES = 30
 _spawn = multiprocessing.get_context("spawn")
 
 
-def append(name: str, go: str, lock_seconds: float) -> None:
+def append(name: str, go: str) -> None:
     """Append lines as soon as there is a file, as each of several processes."""
-    journal.LOCK_SECONDS = lock_seconds
+    journal.LOCK_SECONDS = 1
     backend = JournalFile(Path("x.log"))
     Path(f"{name}.ready").touch()
     while not Path(go).exists():
@@ -34,7 +32,7 @@ def append(name: str, go: str, lock_seconds: float) -> None:
 @pytest.mark.parametrize("left_behind", [True, False])
 def test_no_line_is_lost_where_many_wait_for_a_lock_that_was_left_behind(left_behind: bool) -> None:
     """All of them find in the same moment that its holder is dead."""
-    processes = [_spawn.Process(target=append, args=(str(index), "go", 1.0)) for index in range(6)]
+    processes = [_spawn.Process(target=append, args=(str(index), "go")) for index in range(6)]
     Path("x.log").touch()
     if left_behind:
         Path("x.log.lock").symlink_to("x.log")
@@ -51,54 +49,26 @@ def test_no_line_is_lost_where_many_wait_for_a_lock_that_was_left_behind(left_be
     assert len(lines) == 6 * LINES
     for index in range(6):
         assert [line["number"] for line in lines if line["name"] == str(index)] == list(range(LINES))
-    assert {name for name in os.listdir() if not name.endswith(".ready")} == {"go", "x.log"}
+    assert not Path("x.log.lock").is_symlink()
 
 
-@pytest.fixture
-def lock(monkeypatch: pytest.MonkeyPatch) -> JournalLock:
-    monkeypatch.setattr(journal, "LOCK_SECONDS", 1.0)
-    Path("x.log").touch()
-    return JournalLock(Path("x.log").resolve())
+@pytest.mark.filterwarnings("ignore:The value of `grace_period` might be too small")
+def test_a_lock_that_was_left_behind_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "LOCK_SECONDS", 1)
+    file = JournalFile(Path("x.log"))
+    Path("x.log.lock").symlink_to("x.log")  # of a dead search worker, which may have another path to the folder
+    begun = time.monotonic()
+    file.append_logs([{"op_code": 2}])
+    assert 0.9 < time.monotonic() - begun < 10
+    assert not Path("x.log.lock").is_symlink()
 
 
-@pytest.mark.parametrize("target", ["x.log", "/mounted/elsewhere/x.log"])
-def test_a_lock_that_was_left_behind_is_broken(target: str, lock: JournalLock) -> None:
-    Path("x.log.lock").symlink_to(target)
-    begun = time.monotonic(), time.process_time()
-    lock.acquire()
-    assert 0.9 < time.monotonic() - begun[0] < 10
-    assert time.process_time() - begun[1] < 0.4, "it does not pause"
-    lock.release()
-    assert os.listdir() == ["x.log"]
-
-
-@pytest.mark.nightly
-def test_a_lock_whose_holder_writes_is_not_broken(lock: JournalLock) -> None:
-    Path("x.log.lock").symlink_to("x.log")
-    waiting = threading.Thread(target=lock.acquire, daemon=True)
-    waiting.start()
-    until = time.monotonic() + 2.5
-    while time.monotonic() < until:
-        with Path("x.log").open("ab") as journal:
-            journal.write(b"{}\n")
-        time.sleep(0.05)
-    assert waiting.is_alive()
-    Path("x.log.lock").unlink()
-    waiting.join(10)
-    assert not waiting.is_alive()
-
-
-def test_a_lock_that_was_broken_is_left_to_its_new_holder(lock: JournalLock) -> None:
-    lock.acquire()
-    Path("x.log.lock").unlink()
-    Path("x.log.lock").symlink_to("./x.log")
-    lock.release()
-    assert os.readlink("x.log.lock") == "./x.log"
-
-
-def test_the_lock_is_found_from_wherever_the_folder_is_mounted(lock: JournalLock) -> None:
+def test_the_lock_is_found_from_wherever_the_folder_is_mounted() -> None:
+    lock = JournalFile(Path("x.log"))._lock
     lock.acquire()
     assert os.readlink("x.log.lock") == "x.log"
+    Path("x.log.lock").unlink()
+    lock.release()  # another program has broken it: no error
 
 
 @pytest.fixture
@@ -115,7 +85,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_line_that_a_full_disk_cut_off_is_taken_out(full_disk: Path) -> None:
     journal = JournalFile(full_disk / "x.log")
     journal.append_logs([{"op_code": 2}])
-    with pytest.raises(StoreFailed, match=r"cannot be read or written \(No space left on device\)"):
+    with pytest.raises(OSError, match="No space left on device"):
         journal.append_logs([{"op_code": 3, "text": "x" * 20_000}])
     assert (full_disk / "x.log").stat().st_size > 1000, "a part of it was written"
     journal.append_logs([{"op_code": 4}])
