@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from batch_search.devices import FAMILIES
 from batch_search.traces import MIB, step_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,42 +83,18 @@ def test_more_is_not_tried_than_there_is() -> None:
     assert len(probes) == 1
 
 
-def bent(chance: random.Random, max_batch: int) -> tuple[Device, float, float]:
-    """Return a device whose kernels take up to half as much more from some batch on, and the line of its tensors."""
-    fixed, bend, factor = (
-        chance.uniform(0.02, 0.9) * BUDGET,
-        chance.uniform(0.05, 0.95) * max_batch,
-        chance.uniform(1, 1.5),
-    )
-    each = (BUDGET - fixed) / (bend + factor * (max_batch + 0.5 - bend))
-    return Device(lambda b: fixed + each * (b + (factor - 1) * max(b - bend, 0)), BUDGET), fixed, each
-
-
-def jumping(chance: random.Random, max_batch: int) -> tuple[Device, float, float]:
-    """Return a device with a kernel that takes a workspace from some batch on, and the line of its tensors."""
-    fixed, at = chance.uniform(0.02, 0.9) * BUDGET, chance.uniform(0.05, 0.9) * max_batch
-    jump = chance.uniform(0, 0.3) * (BUDGET - fixed)
-    each = (BUDGET - fixed - jump) / (max_batch + 0.5)
-    return Device(lambda b: fixed + each * b + (jump if b >= at else 0), BUDGET), fixed, each
-
-
-def wavering(chance: random.Random, max_batch: int) -> tuple[Device, float, float]:
-    """Return a device that takes up to three samples' worth more or less, and the line of its tensors."""
-    fixed, samples = chance.uniform(0.02, 0.9) * BUDGET, chance.uniform(0, 3)
-    each = (BUDGET - fixed) / (max_batch + 0.5)
-    return Device(lambda b: fixed + each * (b + samples * (random.Random(b).random() - 0.5)), BUDGET), fixed, each
-
-
 @pytest.mark.parametrize("wrong", [1.0, 0.95, 1.1], ids=["exact", "5 % too low", "10 % too high"])
-@pytest.mark.parametrize("make", [bent, jumping, wavering])
+@pytest.mark.parametrize("make", FAMILIES)
 def test_most_devices_that_are_not_linear_take_eight_probes(
-    make: Callable[[random.Random, int], tuple[Device, float, float]], wrong: float
+    make: Callable[[random.Random, int, int, float], Device], wrong: float
 ) -> None:
     counts = []
     for seed in range(100):
         chance = random.Random(seed)
-        device, fixed, slope = make(chance, round(10 ** chance.uniform(0.3, 6)))
-        _, probes = device.search(hint=hint_of(slope * wrong, fixed_bytes=fixed))
+        max_batch, share = round(10 ** chance.uniform(0.3, 6)), chance.uniform(0.02, 0.9)
+        device = make(chance, max_batch, BUDGET, share)
+        slope = device.need(1) - share * BUDGET  # of tensors: what kernels take begins at larger batches
+        _, probes = device.search(hint=hint_of(slope * wrong, fixed_bytes=share * BUDGET))
         counts.append(len(probes))
     counts.sort()
     assert counts[50] <= 6

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from batch_search.devices import FAMILIES, bent, jumping, line, plateau
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_memory import UNLIMITED, Device
@@ -187,26 +188,13 @@ FIRST = st.integers(8, 32).map(Hint)
 """The workload's own batch size."""
 
 
-def line(max_batch: int, budget: int, share: float) -> tuple[float, float]:
-    """Fixed bytes and bytes for each sample, so that `edge` and a half fill the budget."""
-    fixed = share * budget
-    return fixed, (budget - fixed) / (max_batch + 0.5)
-
-
-@given(max_batch=MAX_BATCHES, budget=BUDGETS, share=SHARES, hint=FIRST)
+@given(max_batch=MAX_BATCHES, budget=BUDGETS, share=SHARES | st.just(0.99), hint=FIRST)
 def test_an_exactly_linear_device_takes_five_probes(max_batch: int, budget: int, share: float, hint: Hint) -> None:
     fixed, each = line(max_batch, budget, share)
     found, probes = Device(lambda batch: fixed + each * batch, budget).search(hint=hint)
     assert found == MaxBatch(max_batch, max_batch + 1, "memory")
-    assert len(probes) <= 5
-
-
-@given(max_batch=MAX_BATCHES, budget=BUDGETS, hint=FIRST)
-def test_a_device_full_of_parameters_takes_six(max_batch: int, budget: int, hint: Hint) -> None:
-    fixed, each = line(max_batch, budget, 0.99)
-    found, probes = Device(lambda batch: fixed + each * batch, budget).search(hint=hint)
-    assert found.batch_size == max_batch
-    assert len(probes) <= 6  # meters count whole bytes: at a million samples that is worth one more
+    # Meters count whole bytes: on a device full of parameters, at a million samples, that is worth one more.
+    assert len(probes) <= (5 if share <= 0.95 else 6)
 
 
 @pytest.mark.parametrize("block", [2 * MEBIBYTE, 20 * MEBIBYTE])
@@ -219,27 +207,6 @@ def test_a_device_that_takes_memory_in_blocks_takes_eight(
     found, probes = Device(lambda batch: fixed + each * batch, budget, block).search(hint=hint)
     assert found.batch_size == max_batch
     assert len(probes) <= 8
-
-
-def bent(max_batch: int, budget: int, share: float, at: float, factor: float) -> Device:
-    """From `at · edge` on, each sample takes `factor` times as much."""
-    fixed, bend = share * budget, at * max_batch
-    each = (budget - fixed) / (bend + factor * (max_batch + 0.5 - bend))
-    return Device(lambda b: fixed + each * min(b, bend) + factor * each * max(b - bend, 0), budget)
-
-
-def jumping(max_batch: int, budget: int, share: float, at: float, height: float) -> Device:
-    """From `at · edge` on, a workspace takes `height` of what the samples may."""
-    fixed = share * budget
-    jump = height * (budget - fixed)
-    each = (budget - fixed - jump) / (max_batch + 0.5)
-    return Device(lambda b: fixed + each * b + (jump if b >= at * max_batch else 0), budget)
-
-
-def wavering(max_batch: int, budget: int, share: float, samples: float) -> Device:
-    """Takes up to so many samples' worth more or less, each batch its own."""
-    fixed, each = line(max_batch, budget, share)
-    return Device(lambda b: fixed + each * (b + samples * (random.Random(b).random() - 0.5)), budget)
 
 
 @given(
@@ -271,25 +238,16 @@ def test_a_device_of_whims_ends_with_a_proof(
     assert len(probes) <= 12 + 2 * math.log2(2**24)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda chance: ((chance.random(), chance.uniform(2 / 3, 1.5)), bent),
-        lambda chance: ((chance.uniform(0, 0.9), chance.uniform(0, 0.3)), jumping),
-        lambda chance: ((chance.uniform(0, 3),), wavering),
-    ],
-    ids=["bent", "jumping", "wavering"],
-)
+@pytest.mark.parametrize("make", FAMILIES)
 def test_most_devices_that_are_not_linear_take_eight_probes(
-    make: Callable[[random.Random], tuple[tuple[float, ...], Callable[..., Device]]],
+    make: Callable[[random.Random, int, int, float], Device],
 ) -> None:
     """Some must take more: which of n batches is the one where memory jumps cannot be told in less than log2(n)."""
     counts = []
     for seed in range(1000):
         chance = random.Random(seed)
         max_batch, budget = int(10 ** chance.uniform(0, 6)), int(2 ** chance.uniform(28, 37))
-        shape, family = make(chance)
-        device = family(max_batch, budget, chance.uniform(0, 0.95), *shape)
+        device = make(chance, max_batch, budget, chance.uniform(0, 0.95))
         _, probes = device.search(hint=Hint(chance.randint(8, 32)))
         counts.append(len(probes))
     counts.sort()
@@ -354,12 +312,6 @@ def test_another_precisions_line_spares_a_probe() -> None:
     assert with_hint[0].batch_size == max_batch.batch_size == 900
 
 
-def test_predictions_are_what_the_line_says() -> None:
-    probes = [Probe(10, JobStatus.FITS, 1100), Probe(20, JobStatus.FITS, 2100)]
-    step = explore(probes, UNLIMITED, budget_bytes=3150)
-    assert step == Next(30, "predicted max batch", 3100)
-
-
 def test_every_step_of_a_search_can_be_gone_on_from() -> None:
     """Stateless: what is asked next depends on the probes alone."""
     device = Device(lambda batch: 5e6 + 1e5 * batch, 10**8)
@@ -368,3 +320,16 @@ def test_every_step_of_a_search_can_be_gone_on_from() -> None:
         step = explore(probes[:known][::-1], UNLIMITED, budget_bytes=device.budget_bytes)
         assert isinstance(step, Next)
         assert step.batch_size == probes[following - 1].batch_size
+
+
+@given(max_batch=st.integers(1000, 100_000), width=st.integers(1, 400))
+def test_what_fits_beyond_the_line_is_followed_in_growing_steps(max_batch: int, width: int) -> None:
+    found, probes = plateau(max_batch, width).search()
+    assert found.batch_size == max_batch
+    assert len(probes) <= 40
+
+
+def test_twelve_samples_beyond_the_line_are_found_quickly() -> None:
+    found, probes = plateau(2799, 12).search(limit=Limit(20_000, "dataset"), hint=Hint(32))
+    assert found.batch_size == 2799
+    assert len(probes) <= 17, "it took 34"

@@ -36,9 +36,9 @@ each_case = settings(
 
 @pytest.fixture
 def attempt(amp_track: Callable[..., Done], clean_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
-    """`attempt("fit", …, environment={…})` runs a command in a folder of its own and checks how it ends.
+    """Run a command in a folder of its own, which `prepare` has filled, and check how it ends.
 
-    `prepare` fills that folder before; `may_write` says that a library changes it, even where a command is refused.
+    `may_write`: a library changes the folder even if the command is rejected.
     """
     count = 0
 

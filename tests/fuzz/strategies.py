@@ -18,9 +18,8 @@ _NUMBERS = (
 )  # fmt: skip
 _TEXTS = (
     "", " ", "\t", "\n", "a\nb", "\r", "\x1b[31m", "\x85", "\u2028", "é", "e\u0301", "\u202e", "\udcff", "🦀", "-",
-    "--",
-    "--json", "--set", "-h", "-x", "%s", "{0}", "';--", '"', "\\", ",", "=", "=a", "a=", "a=b", "a:b", ":", "::", "a:",
-    ":a", "a.b:C", "..:A", "/", ".", "..", "~", "*", "None", "auto", "epoch", "true", "[/]", "[bold", "$HOME",
+    "--", "--json", "--set", "-h", "-x", "%s", "{0}", "';--", '"', "\\", ",", "=", "=a", "a=", "a=b", "a:b", ":", "::",
+    "a:", ":a", "a.b:C", "..:A", "/", ".", "..", "~", "*", "None", "auto", "epoch", "true", "[/]", "[bold", "$HOME",
     'a b/☃:"x"', "http://[", "0" * 32, "cuda:-1", "100%", "99.99999999999999999%", "1 bit", "5 %", "1.5.5MiB", "²MiB",
     "fp32,", "fp32,,amp", "FP32", "1,nan", "1e-2,1e-4", "width=1,", "wi dth=1", "1=1",
 )  # fmt: skip
@@ -76,8 +75,7 @@ ODD_WORKLOADS = st.one_of(
     st.sampled_from(
         (
             "link", "folder", "folder/", "pipe", "loop", "empty.py", "no.txt", "bytes.py", "tab\t.py", "json:tool",
-            "os:path",
-            "json:", "no_such:X", "a\nb:c", "amp_track:Workload", "/dev/zero", "/proc/self/mem", "x/" * 3000,
+            "os:path", "json:", "no_such:X", "a\nb:c", "amp_track:Workload", "/dev/zero", "/proc/self/mem", "x/" * 3000,
             "x" * 300 + ".py",
         )
     ),
@@ -117,9 +115,7 @@ def command_lines(draw: st.DrawFn, commands: tuple[str, ...] = COMMANDS) -> list
     command = draw(st.sampled_from(commands))
     parts = draw(st.lists(flags(command), max_size=3))
     workload = TINY
-    match draw(
-        st.sampled_from(("flag", "flag", "flag", "flag", "flag", "workload", "workload", "word", "word", "nothing"))
-    ):
+    match draw(st.sampled_from((*["flag"] * 5, *["workload"] * 2, *["word"] * 2, "nothing"))):
         case "workload":
             workload = draw(ODD_WORKLOADS)
         case "word":
@@ -133,27 +129,14 @@ def command_lines(draw: st.DrawFn, commands: tuple[str, ...] = COMMANDS) -> list
     return [command, *short, *(word for part in draw(st.permutations(parts)) for word in part)]
 
 
-_FIELDS = (
-    "width",
-    "batch_size",
-    "epochs",
-    "learning_rate",
-    "num_workers",
-    "metric",
-    "set",
-    "_x",
-    "model_kind",
-    "über",
-)
+_FIELDS = ("width", "batch_size", "learning_rate", "num_workers", "metric", "set", "_x", "model_kind", "über")
 _TYPES = (
-    "int", "float", "str", "bool", "int | None", "Literal[1, 'a']", "tuple[int, ...]", "list", "Undefined",
-    "object", "Path",
+    "int", "float", "str", "bool", "int | None", "Literal[1, 'a']", "tuple[int, ...]", "list", "Undefined", "Path",
     "Callable[..., int]", "nn.Module", "ClassVar[int]", "Mode", "'int'", "5",
 )  # fmt: skip
 _DEFAULTS = (
-    "1", "0", "-1", "4", "True", "'many'", "'a\\n'", "'\\udcff'", "1e400", "float('nan')", "1e-3", "None", "[]",
-    "(1, 2)",
-    "2**70", "10**5000", "Path('x')", "Mode.A", "len", "object()", "dataclasses.field(default_factory=list)", "1j",
+    "1", "0", "-1", "True", "'many'", "'a\\n'", "'\\udcff'", "1e400", "float('nan')", "1e-3", "None", "[]", "(1, 2)",
+    "10**5000", "Path('x')", "Mode.A", "len", "object()", "dataclasses.field(default_factory=list)", "1j",
     "dataclasses.field(default_factory=lambda: 1 / 0)", "dataclasses.field()", "Metric('')", "Metric('a b/☃:\"x\"')",
     "Metric('a', 'yes')", "Metric(5)", "Metric('x' * 300)", "Metric('loss')", "'accuracy'", "Unprintable()",
 )  # fmt: skip
@@ -162,13 +145,7 @@ _DATA = (
     "[(torch.zeros(4), torch.tensor(0))] * 8", "Endless()", "1 / 0", "'text'", "[(torch.zeros(4),)] * 8", "{}",
     "[('a', 'b')] * 8",
 )  # fmt: skip
-_DECORATORS = (
-    "@dataclass(frozen=True)",
-    "@dataclass(frozen=True)",
-    "@dataclass",
-    "",
-    "@dataclass(kw_only=True, slots=True)",
-)
+_DECORATORS = ("@dataclass(frozen=True)", "@dataclass", "", "@dataclass(kw_only=True, slots=True)")
 _FILE = """{future}import dataclasses
 import enum
 from collections.abc import Callable
@@ -209,12 +186,9 @@ class {name}(Workload):
     eval_data = train_data
 """
 _CONTENTS = (
-    b"", b"\xff", b"\0", b"\xef\xbb\xbf", b"# coding: no-such", b"import", b"1 / 0", b"(" * 10_000,
-    b"-" * 20_000 + b"1",
-    b"x = " + b"[" * 150 + b"]" * 150, b"from amp_track import Workload", b"import amp_track.no_such", b"\r\r\r",
-    b"9" * 5000,
-    b"raise ExceptionGroup('a\\nb', [ValueError()])", b"from . import x", b"class X: pass\n" * 3,
-    "ж = 1".encode("koi8-r"),
+    b"", b"\xff", b"\0", b"\xef\xbb\xbf", b"# coding: no-such", b"import", b"1 / 0", b"(" * 10_000, b"\r\r\r",
+    b"-" * 20_000 + b"1", b"x = " + b"[" * 150 + b"]" * 150, b"from amp_track import Workload", b"9" * 5000,
+    b"raise ExceptionGroup('a\\nb', [ValueError()])", b"from . import x", "ж = 1".encode("koi8-r"),
 )  # fmt: skip
 
 

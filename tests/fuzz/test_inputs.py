@@ -42,18 +42,15 @@ def odd_files(folder: Path) -> None:
     (folder / "tab\t.py").write_text("raise RuntimeError('a\\tb')")
 
 
-@given(strategies.command_lines(("dtypes", "plan")))
+@pytest.mark.parametrize("commands", [("dtypes", "plan"), ("train", "max-batch", "search", "compare")])
+@given(st.data())
 @each_case
-def test_a_command_that_writes_nothing(attempt: Attempt, arguments: list[str]) -> None:
-    attempt(*arguments, prepare=odd_files)
-
-
-@given(strategies.command_lines(("train", "max-batch", "search", "compare")))
-@each_case
-def test_a_command_that_trains(attempt: Attempt, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+def test_any_command_line(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, commands: tuple[str, ...], data: st.DataObject
+) -> None:
     """What is asked of a fresh process is asked of one; the trainings are a simulated device's."""
     train_simulated(monkeypatch)
-    attempt(*arguments, prepare=odd_files)
+    attempt(*data.draw(strategies.command_lines(commands)), prepare=odd_files)
 
 
 @given(st.sampled_from(COMMANDS), strategies.environments(), st.booleans())

@@ -27,77 +27,46 @@ from amp_track.study import database
 pytestmark = pytest.mark.nightly
 
 TINY = strategies.TINY
+_MAX_BATCH = ["max-batch", TINY, "--study", "s"]
+_SEARCH = ["search", TINY, "--study", "s", "--precision", "fp32", "--trials", "2"]
+_COMPARE = ["compare", TINY, "--study", "s", "--precision", "fp32"]
 READING = {
-    "optuna.db": (
-        ["max-batch", TINY, "--study", "s"],
-        ["search", TINY, "--study", "s", "--precision", "fp32", "--trials", "2"],
-        ["compare", TINY, "--study", "s", "--precision", "fp32"],
-    ),
-    "optuna.log": (
-        ["max-batch", TINY, "--study", "s", "--storage", "optuna.log"],
-        ["search", TINY, "--study", "s", "--precision", "fp32", "--trials", "2", "--storage", "optuna.log"],
-        ["compare", TINY, "--study", "s", "--precision", "fp32", "--storage", "optuna.log"],
-    ),
-    "mlflow.db": (
-        ["max-batch", TINY, "--study", "s"],
-        ["train", TINY],
-        ["train", "--resume", "0" * 32],
-    ),
+    "optuna.db": (_MAX_BATCH, _SEARCH, _COMPARE),
+    "optuna.log": tuple([*command, "--storage", "optuna.log"] for command in (_MAX_BATCH, _SEARCH, _COMPARE)),
+    "mlflow.db": (_MAX_BATCH, ["train", TINY], ["train", "--resume", "0" * 32]),
 }
 """The commands that read what each store holds."""
 _EMPTIED = "DELETE FROM experiments"
 """MLflow makes the first one anew when it opens the store, even where a command is refused."""
 STATEMENTS = {
     "mlflow.db": (
-        "DROP TABLE alembic_version", "DELETE FROM alembic_version", "UPDATE alembic_version SET version_num = 'x'",
-        "INSERT INTO alembic_version VALUES ('y')", "DROP TABLE runs", "DROP TABLE experiments", _EMPTIED,
-        "DELETE FROM runs", "UPDATE runs SET lifecycle_stage = 'deleted'",
-        "UPDATE experiments SET lifecycle_stage = 'deleted'", "DELETE FROM tags", "DROP TABLE metrics",
-        "DROP TABLE latest_metrics", "ALTER TABLE runs RENAME TO walks", "CREATE TABLE extra (a)",
+        "DROP TABLE alembic_version", "UPDATE alembic_version SET version_num = 'x'", "DROP TABLE runs", _EMPTIED,
+        "DELETE FROM runs", "UPDATE runs SET lifecycle_stage = 'deleted'", "DROP TABLE latest_metrics",
+        "UPDATE experiments SET lifecycle_stage = 'deleted'", "DELETE FROM tags", "CREATE TABLE extra (a)",
     ),
     "optuna.db": (
-        "DROP TABLE alembic_version", "DELETE FROM alembic_version", "UPDATE alembic_version SET version_num = 'x'",
-        "DROP TABLE version_info", "UPDATE version_info SET schema_version = 99", "DELETE FROM version_info",
-        "DROP TABLE studies", "DROP TABLE trials", "UPDATE study_user_attributes SET value_json = '{'",
-        "UPDATE study_user_attributes SET value_json = '5'", "UPDATE study_user_attributes SET value_json = '0'",
-        "DELETE FROM study_user_attributes", "UPDATE trial_user_attributes SET value_json = '\"{\"'",
-        "UPDATE trial_user_attributes SET value_json = '5'", "UPDATE trial_system_attributes SET value_json = '5'",
-        "UPDATE trial_system_attributes SET value_json = '{'", "DELETE FROM trial_system_attributes",
-        "UPDATE trial_system_attributes SET value_json = '\"{\"'", "DELETE FROM trial_user_attributes",
+        "DROP TABLE alembic_version", "UPDATE alembic_version SET version_num = 'x'", "DROP TABLE version_info",
+        "UPDATE version_info SET schema_version = 99", "DROP TABLE studies", "DROP TABLE trials",
+        "UPDATE study_user_attributes SET value_json = '{'", "UPDATE study_user_attributes SET value_json = '5'",
+        "DELETE FROM study_user_attributes", "UPDATE trial_system_attributes SET value_json = '5'",
+        "DELETE FROM trial_system_attributes", "DELETE FROM trial_user_attributes",
         "UPDATE trials SET state = 'RUNNING'", "UPDATE trials SET state = 'x'", "DELETE FROM trial_params",
-        "UPDATE trial_params SET distribution_json = '{'", "UPDATE study_directions SET direction = 'MINIMIZE'",
-        "DELETE FROM study_directions", "DELETE FROM trial_values", "CREATE TABLE extra (a)",
-        "UPDATE trial_values SET value = NULL", "UPDATE trial_params SET distribution_json = '{}'",
-        """UPDATE trial_params SET distribution_json = '{"name": "X", "attributes": {}}'""",
-        "UPDATE trial_params SET param_value = 1e300", "UPDATE trials SET number = NULL WHERE trial_id = 1",
-        "UPDATE trials SET number = NULL",
+        "UPDATE study_directions SET direction = 'MINIMIZE'", "CREATE TABLE extra (a)",
     ),
 }  # fmt: skip
 """What another version, another program or a person may have done to each store."""
 EDITS = (
     (r"\A.*\n", ""),
     (r'"op_code":\d+', '"op_code":99'),
-    (r'"op_code":\d+', '"op_code":null'),
-    (r'"values":[^n].*?\]', '"values":null'),
     (r'"study_id":\d+', '"study_id":7'),
     (r'"trial_id":\d+', '"trial_id":null'),
     (r'"directions":\[.*?\]', '"directions":[]'),
-    (r'"directions":\[.*?\]', '"directions":["x"]'),
     (r'"system_attr":\{.*\}\}', '"system_attr":{}}'),
     (r'"user_attr":\{"(\w+)":.*\}\}', r'"user_attr":{"\1":5}}'),
-    (r'"user_attr":\{"(\w+)":.*\}\}', r'"user_attr":5}'),
     (r'"system_attr":\{"([\w:]+)":.*\}\}', r'"system_attr":{"\1":"{"}}'),
     (r'"state":\d', '"state":9'),
     (r'"state":1', '"state":0'),
-    (r'"values":\[.*?\]', '"values":["x"]'),
-    (r'"values":\[.*?\]', '"values":[]'),
-    (r'"values":\[.*?\]', '"values":"x"'),
     (r'"distribution":".*\}"', '"distribution":"{"'),
-    (r'"param_value_internal":[^,]*', '"param_value_internal":1e300'),
-    (r'"param_value_internal":[^,]*', '"param_value_internal":null'),
-    (r'"datetime_\w+":"[^"]*"', '"datetime_start":5'),
-    (r'"study_name":"[^"]*"', '"study_name":5'),
-    (r'"fixed_params":\{[^}]*\}', '"fixed_params":5'),
     (r'"worker_id":"[^"]*",', ""),
 )
 """The same of a journal: everywhere what the expression finds is replaced."""
@@ -138,38 +107,35 @@ def _no_page(content: bytes, at: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("store", "statement"), [(store, statement) for store, statements in STATEMENTS.items() for statement in statements]
+    ("store", "change"),
+    [
+        *((store, statement) for store, statements in STATEMENTS.items() for statement in statements),
+        *(("optuna.log", edit) for edit in EDITS),
+    ],
 )
 def test_what_others_do_to_a_store(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, used_stores: Path, store: str, statement: str
+    attempt: Attempt,
+    monkeypatch: pytest.MonkeyPatch,
+    used_stores: Path,
+    store: str,
+    change: str | tuple[str, str],
 ) -> None:
     train_simulated(monkeypatch)
 
     def prepare(folder: Path) -> None:
         shutil.copytree(used_stores, folder, dirs_exist_ok=True)
-        with contextlib.closing(sqlite3.connect(folder / store)) as opened:
-            opened.execute(statement)
-            opened.commit()
-
-    for command in READING[store]:
-        attempt(*command, prepare=prepare, may_write=statement == _EMPTIED)
-
-
-@pytest.mark.parametrize(("found", "replacement"), EDITS)
-def test_what_others_do_to_a_journal(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, used_stores: Path, found: str, replacement: str
-) -> None:
-    train_simulated(monkeypatch)
-
-    def prepare(folder: Path) -> None:
-        shutil.copytree(used_stores, folder, dirs_exist_ok=True)
-        file = folder / "optuna.log"
-        edited = re.sub(found, replacement, file.read_text())
+        file = folder / store
+        if isinstance(change, str):
+            with contextlib.closing(sqlite3.connect(file)) as opened:
+                opened.execute(change)
+                opened.commit()
+            return
+        edited = re.sub(*change, file.read_text())
         assert edited != file.read_text()
         file.write_text(edited)
 
-    for command in READING["optuna.log"]:
-        attempt(*command, prepare=prepare)
+    for command in READING[store]:
+        attempt(*command, prepare=prepare, may_write=change == _EMPTIED)
 
 
 @given(st.data(), st.sampled_from((_cut, _flip, _no_page)), st.one_of(st.integers(0, 200), st.integers(0, 2**30)))

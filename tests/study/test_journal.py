@@ -1,45 +1,37 @@
-"""Journal files: whole lines after any accident, and heartbeats by the clock of who looks."""
+"""Journal files: whole lines after any accident, and one writer at a time, whoever was killed."""
 
 import json
 import multiprocessing
+import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from optuna.trial import TrialState
 
 from amp_track.records.errors import BadInput, StoreFailed
-from amp_track.study import database, opening, storage, trials
-from amp_track.study.journal import SharedJournal
+from amp_track.study import journal, opening, storage, trials
+from amp_track.study.journal import JournalFile
 from amp_track.workers import interrupts
-from amp_track.workers.liveness import this_process
 
 URL = "optuna.log"
-ELSEWHERE = {"host": "elsewhere", "boot_id": "another", "pid": 1}
+LINES = 30
+_spawn = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture
-def study(monkeypatch: pytest.MonkeyPatch) -> optuna.Study:
-    monkeypatch.setattr(database, "TIMES", replace(database.TIMES, heartbeat=1, grace=2))
+def study() -> optuna.Study:
     return open_study()
 
 
 def open_study() -> optuna.Study:
     opened = opening.open_storage(URL)
     return storage.open_study("s", opened, URL, objectives=[("value", "maximize")], settings={})
-
-
-def of_another_process() -> optuna.Study:
-    """Return the study as a program of Optuna's opens it."""
-    return optuna.load_study(study_name="s", storage=JournalStorage(JournalFileBackend(URL)))
 
 
 @pytest.mark.parametrize("part", [b"{", b'{"op_code":4,"worker_id":"x","stu', b"x" * 200_000])
@@ -49,14 +41,13 @@ def test_a_line_that_was_cut_off_is_lost_alone(part: bytes, study: optuna.Study)
         journal.write(part)
     assert [trial.value for trial in open_study().trials] == [1.0], "it is read, and so is all before it"
     study.add_trial(optuna.trial.create_trial(value=2.0))
-    assert [trial.value for trial in of_another_process().trials] == [1.0, 2.0]
+    of_optuna = optuna.load_study(study_name="s", storage=JournalStorage(JournalFileBackend(URL)))
+    assert [trial.value for trial in of_optuna.trials] == [1.0, 2.0]
     for line in Path(URL).read_text().splitlines():
         json.loads(line)
 
 
-@pytest.mark.parametrize(
-    "line", ["hello", "{}", "[]", '{"op_code":4}', '{"op_code":99}', '{"op_code":0,"study_name":1}']
-)
+@pytest.mark.parametrize("line", ["hello", "{}", '{"op_code":4}', '{"op_code":99}', '{"op_code":0,"study_name":1}'])
 def test_what_is_no_journal_is_rejected_and_stays_as_it_is(line: str, study: optuna.Study) -> None:
     file = Path(URL)
     file.write_text(f"{file.read_text()}{line}\n{file.read_text()}")
@@ -66,9 +57,7 @@ def test_what_is_no_journal_is_rejected_and_stays_as_it_is(line: str, study: opt
     assert file.read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    "replacement", [None, b"", b'{"op_code":0,"worker_id":"x","study_name":"s","directions":[1]}\n']
-)
+@pytest.mark.parametrize("replacement", [None, b"", b'{"op_code":0,"study_name":"s","directions":[1]}\n'])
 def test_a_journal_that_is_gone_or_replaced_meanwhile_is_told(replacement: bytes | None, study: optuna.Study) -> None:
     Path(URL).unlink()
     if replacement is not None:
@@ -101,88 +90,81 @@ def test_a_signal_does_not_throw_away_a_measurement_that_waits_for_the_lock(stud
 def test_a_journal_that_is_yet_to_be_made_is_not_made_by_reading(content: bytes | None) -> None:
     if content is not None:
         Path(URL).write_bytes(content)
-    with (
-        pytest.raises(BadInput, match="holds no studies yet"),
-        opening.reading(URL),
-    ):
+    with pytest.raises(BadInput, match="holds no studies yet"), opening.reading(URL):
         pass
     assert Path(URL).exists() == (content is not None)
 
 
-def running_trial(worker: dict[str, Any] | None) -> optuna.Trial:
-    trial = of_another_process().ask()
-    if worker is not None:
-        trial.set_user_attr(database.WORKER, worker)
-    return trial
-
-
-def wait_until_it_fails(study: optuna.Study) -> float:
-    begun = time.monotonic()
-    while study.trials[0].state is TrialState.RUNNING and time.monotonic() - begun < 60:
-        time.sleep(0.1)
-        storage.end_stale_trials(study)
-    assert study.trials[0].state is TrialState.FAIL
-    return time.monotonic() - begun
-
-
-def test_a_trial_of_a_dead_process_of_this_machine_fails_at_once(study: optuna.Study) -> None:
-    running_trial(this_process() | {"pid": 2**22 + 1})
-    storage.end_stale_trials(study)
-    assert study.trials[0].state is TrialState.FAIL
+def append(name: str) -> None:
+    """Append lines as soon as there is a file `go`, as each of several processes."""
+    journal.LOCK_SECONDS = 1
+    backend = JournalFile(Path("x.log"))
+    Path(f"{name}.ready").touch()
+    while not Path("go").exists():
+        time.sleep(0.001)
+    for number in range(LINES):
+        backend.append_logs([{"op_code": 2, "name": name, "number": number}])
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("worker", [None, ELSEWHERE, this_process()])
-def test_no_trial_without_heartbeats_runs_for_ever(worker: dict[str, Any] | None, study: optuna.Study) -> None:
-    running_trial(worker)
-    storage.end_stale_trials(study)
-    assert study.trials[0].state is TrialState.RUNNING, "its grace period begins"
-    seconds = wait_until_it_fails(study)
-    assert seconds > (4 if worker == this_process() else 2)
+@pytest.mark.parametrize("left_behind", [True, False])
+def test_no_line_is_lost_where_many_wait_for_a_lock_that_was_left_behind(left_behind: bool) -> None:
+    """All of them find in the same moment that its holder is dead."""
+    processes = [_spawn.Process(target=append, args=(str(index),)) for index in range(6)]
+    Path("x.log").touch()
+    if left_behind:
+        Path("x.log.lock").symlink_to("x.log")
+    for process in processes:
+        process.start()
+    while len(list(Path().glob("*.ready"))) < len(processes):
+        assert all(process.is_alive() for process in processes)
+        time.sleep(0.1)
+    Path("go").touch()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    lines = list(JournalFile(Path("x.log")).read_logs(0))
+    assert len(lines) == 6 * LINES
+    for index in range(6):
+        assert [line["number"] for line in lines if line["name"] == str(index)] == list(range(LINES))
+    assert not Path("x.log.lock").is_symlink()
+
+
+@pytest.mark.filterwarnings("ignore:The value of `grace_period` might be too small")
+def test_a_lock_that_was_left_behind_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "LOCK_SECONDS", 1)
+    file = JournalFile(Path("x.log"))
+    Path("x.log.lock").symlink_to("x.log")
+    begun = time.monotonic()
+    file.append_logs([{"op_code": 2}])
+    assert 0.9 < time.monotonic() - begun < 10
+    assert not Path("x.log.lock").is_symlink()
+
+
+def test_the_lock_is_found_from_wherever_the_folder_is_mounted() -> None:
+    lock = JournalFile(Path("x.log"))._lock
+    lock.acquire()
+    assert os.readlink("x.log.lock") == "x.log"
+    Path("x.log.lock").unlink()
+    lock.release()  # another program has broken it: no error
 
 
 @pytest.fixture
-def beating_worker(study: optuna.Study) -> Iterator[multiprocessing.process.BaseProcess]:
-    worker = multiprocessing.get_context("spawn").Process(target=beat, daemon=True)
-    worker.start()
-    while not study.trials:
-        assert worker.is_alive()
-        time.sleep(0.1)
-    yield worker
-    worker.kill()
-    worker.join()
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk that has room for a page or two."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.system(f"mount -t tmpfs -o size=8k none {folder} 2>/dev/null"):
+        pytest.skip("needs a small disk, which root may make")
+    yield folder
+    os.system(f"umount {folder}")
 
 
-def beat() -> None:
-    """Run a trial of another machine that lasts."""
-    database.TIMES = replace(database.TIMES, heartbeat=1, grace=2)
-
-    def objective(trial: optuna.Trial) -> float:
-        trial.set_user_attr(database.WORKER, ELSEWHERE)
-        time.sleep(600)
-        return 0.0
-
-    trials.run_one(open_study(), objective)
-
-
-@pytest.mark.nightly
-def test_heartbeats_keep_a_trial_of_another_machine(
-    study: optuna.Study, beating_worker: multiprocessing.process.BaseProcess
-) -> None:
-    until = time.monotonic() + 6
-    while time.monotonic() < until:
-        storage.end_stale_trials(study)
-        time.sleep(0.1)
-    assert study.trials[0].state is TrialState.RUNNING
-    beating_worker.kill()
-    assert wait_until_it_fails(study) > 1
-
-
-def test_a_heartbeat_of_a_trial_that_was_taken_over_says_nothing(study: optuna.Study) -> None:
-    shared = opening.open_storage(URL)
-    assert isinstance(shared, SharedJournal)
-    trial_id = shared.create_new_trial(study._study_id)
-    of_another_process().tell(0, state=TrialState.FAIL)
-    shared.record_heartbeat(trial_id)
-    assert study.trials[0].state is TrialState.FAIL
-    assert study.trials[0].system_attrs == {}
+def test_a_line_that_a_full_disk_cut_off_is_taken_out(full_disk: Path) -> None:
+    journal = JournalFile(full_disk / "x.log")
+    journal.append_logs([{"op_code": 2}])
+    with pytest.raises(OSError, match="No space left on device"):
+        journal.append_logs([{"op_code": 3, "text": "x" * 20_000}])
+    assert (full_disk / "x.log").stat().st_size > 1000, "a part of it was written"
+    journal.append_logs([{"op_code": 4}])
+    assert [line["op_code"] for line in journal.read_logs(0)] == [2, 4]

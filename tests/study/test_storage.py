@@ -66,13 +66,6 @@ def test_a_job_result_survives_its_trial(
     assert storage.run_id_of(study.trials[0]) == "run"
 
 
-def test_a_job_result_is_parsed_once() -> None:
-    study = optuna.create_study()
-    storage.remember(study.ask(), JobResult(status=JobStatus.FITS), "run")
-    first, second = (storage.job_result_of(study.trials[0]) for _ in range(2))
-    assert first is second, "an edge sampler asks ten times a second for those of every trial"
-
-
 def test_the_parts_of_a_study_are_found_in_the_order_in_which_they_are_made() -> None:
     names = ["a/seeds", "b/compare", "a/train", "a/max-batch", "somebody else's", "c/other", "a/max-batch/bf16"]
     assert storage.parts_by_study(names) == {
