@@ -27,7 +27,7 @@ class Point(NamedTuple):
     size_bytes: float
 
     def slope_to(self, other: Point) -> float:
-        """Return the slope between the two points in bytes per sample."""
+        """Return the slope in bytes per sample."""
         return (other.size_bytes - self.size_bytes) / (other.batch_size - self.batch_size)
 
 
@@ -43,7 +43,6 @@ class Line:
     slope_bytes: float
 
     def at(self, batch_size: int) -> float:
-        """Return the predicted bytes of a batch."""
         return self.point.size_bytes + self.slope_bytes * (batch_size - self.point.batch_size)
 
     def reaches(self, size_bytes: float) -> int:
@@ -52,7 +51,6 @@ class Line:
 
     @property
     def fixed_bytes(self) -> float:
-        """The predicted bytes of a batch without samples."""
         return max(self.at(0), 0.0)
 
 

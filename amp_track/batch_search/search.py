@@ -53,7 +53,6 @@ class Probe:
 
     @property
     def fits(self) -> bool:
-        """Whether the batch ran to its end."""
         return self.status is JobStatus.FITS
 
 
@@ -67,21 +66,17 @@ class Limit:
 
 @dataclass(frozen=True)
 class Hint:
-    """Knowledge before the first probe.
-
-    Args:
-        batch_size: the first batch size to try: the workload's, a planned one, or the max batch of another precision.
-        reason: the reason for it, shown to users.
-        fixed_bytes: the memory of a batch without samples, according to another precision's line.
-        predicted_bytes: the memory of that first batch, according to a memory plan.
-        slope_bytes: the memory of each further sample, according to a memory plan.
-    """
+    """Knowledge before the first probe."""
 
     batch_size: int = 8
+    """The first batch size to try: the workload's, a planned one, or the max batch of another precision."""
     reason: str = "first probe"
     fixed_bytes: float | None = None
+    """The memory of a batch without samples, according to another precision's line."""
     predicted_bytes: int | None = None
+    """The memory of the first batch, according to a memory plan."""
     slope_bytes: float | None = None
+    """The memory of each further sample, according to a memory plan."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +110,8 @@ def explore(
 ) -> Next | MaxBatch:
     """Return the next batch size to probe, or the max batch once it is proven. Depends only on the set of probes.
 
-    A batch that ran once and failed once counts as failed, because a max batch must be reliable. Without `budget_bytes`
-    no line can be used, and the search doubles and bisects.
-
-    Args:
-        probes: every batch size tried so far, in any order.
-        limit: the largest batch size to try.
-        budget_bytes: the memory that a batch may take.
-        hint: the first batch size to try.
+    A batch that ran once and failed once counts as failed, because a max batch must be reliable. Without
+    `budget_bytes`, the memory that a batch may take, no line can be used, and the search doubles and bisects.
     """
     probes = list(probes)
     if any(probe.status is JobStatus.UNSUPPORTED for probe in probes):

@@ -83,6 +83,11 @@ def open_existing_storage(url: str) -> Storage:
 
 
 def _open_database(address: StoreAddress, **arguments: Any) -> SharedStorage:
+    if arguments["skip_table_creation"] and (missing := optuna_internals.TABLES - _tables(address)):
+        raise BadInput(
+            f"--storage: {address} has no table {min(missing)}, which Optuna needs. Restore a backup, or use another "
+            "storage."
+        )
     try:
         return SharedStorage(address.url, engine_kwargs=database.engine_arguments(address.url), **arguments)
     except RuntimeError as error:

@@ -268,10 +268,10 @@ def command_of(study: optuna.Study, adapter: TypeAdapter[Value]) -> Value | None
     Raises:
         BadInput: another version of amp-track has created the study.
     """
-    if COMMAND not in study.user_attrs:
+    if (stored := study.user_attrs.get(COMMAND)) is None:
         return None
     check_version(study.study_name, study.user_attrs)
-    return read(adapter, study.user_attrs[COMMAND], study.study_name, COMMAND)
+    return read(adapter, stored, study.study_name, COMMAND)
 
 
 def finished_trials(study: optuna.Study, *others: str) -> dict[str, dict[int, bool]]:
