@@ -64,16 +64,10 @@ def open_study(
 ) -> optuna.Study:
     """Create or resume a study. End trials of dead processes as FAIL.
 
-    Args:
-        name: the name of the study.
-        storage: the open storage.
-        url: its address.
-        objectives: the name that optuna-dashboard shows, and the direction, of each objective.
-        settings: the settings that the results of this command depend on, by name.
+    `objectives` are names, which optuna-dashboard shows, with directions. The results depend on the `settings`.
 
     Raises:
-        BadInput: the study exists with other settings, so its results do not hold for this command, or another version
-            of amp-track has created it.
+        BadInput: the study exists with other settings, or another version of amp-track has created it.
     """
     names, directions = [name for name, _ in objectives], [direction for _, direction in objectives]
     check_settings(name, storage, settings, directions)
@@ -105,12 +99,7 @@ def ask_in_turn(study: optuna.Study, url: str) -> None:
 
 
 def check_settings(
-    name: str,
-    storage: Storage,
-    settings: dict[str, str],
-    directions: Sequence[Direction],
-    *,
-    joins: bool = False,
+    name: str, storage: Storage, settings: dict[str, str], directions: Sequence[Direction], *, joins: bool = False
 ) -> None:
     """Raise BadInput if a study of this name was created with other settings or by another version. Write nothing.
 
