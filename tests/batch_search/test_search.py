@@ -1,6 +1,5 @@
 """Simulated devices: what fits is decided by a formula, the search sees only what a real meter would show."""
 
-import itertools
 import math
 import random
 import re
@@ -40,7 +39,6 @@ STEPS: list[tuple[str, int | None, dict[str, Any], Next]] = [
     ("", 1000, {}, Next(8, "first probe")),
     ("", 1000, {"limit": 5}, Next(5, "upper limit of the search (dataset)")),
     ("8!", 1000, {}, Next(1, "a sixteenth of 8, which does not fit")),
-    ("500!", 1000, {}, Next(31, "a sixteenth of 500, which does not fit")),
     ("500!", 1000, {"hint": Hint(500, "fp32's edge", 100.0)}, Next(250, "half of 500, which does not fit")),
     ("250!", 1000, {"hint": Hint(500, "fp32's edge", 100.0)}, Next(15, "a sixteenth of 250, which does not fit")),
     # Without a meter: it doubles, and bisects.
@@ -49,7 +47,6 @@ STEPS: list[tuple[str, int | None, dict[str, Any], Next]] = [
     ("4= 8=100", 1000, {}, Next(16, "twice 8, which fits")),
     # One measurement: what samples alone would take is an upper bound.
     ("8=100", 1000, {}, Next(80, "80 would fit if memory were proportional to the batch size")),
-    ("8=250", 1000, {}, Next(32, "32 would fit if memory were proportional to the batch size")),
     ("8=300", 1000, {}, Next(26, "26 would fit if memory were proportional to the batch size")),
     ("8=800", 1000, {}, Next(10, "10 would fit if memory were proportional to the batch size")),
     ("8=900", 1000, {}, Next(16, "twice 8: one measurement does not show the memory per sample")),
@@ -69,7 +66,6 @@ STEPS: list[tuple[str, int | None, dict[str, Any], Next]] = [
     ("8=8100 80=80100 170!", 152100, {}, Next(152, "predicted max batch", 152100)),
     ("8=180 16=260 164!", 1000, {}, Next(84, "slightly below 90, the predicted max batch", 940)),
     ("100=100100 400=400100", 500100, {}, Next(500, "predicted max batch", 500100)),
-    ("100=100100 400=400100", 480100, {}, Next(480, "predicted max batch", 480100)),
     ("100=100100 400=400100", 550100, {}, Next(538, "slightly below 550, the predicted max batch", 538100)),
     ("1=1100 8=8100 80=80100", 1000000, {}, Next(922, "slightly below 999, the predicted max batch", 922100)),
     ("1=1079 8=8100 80=80100", 1000000, {}, Next(922, "slightly below 999, the predicted max batch", 922100)),
@@ -152,6 +148,7 @@ def test_each_rule_by_example(known: str, budget_bytes: int | None, given: dict[
         ("1!", 9, MaxBatch(0, 1, "memory")), ("5=100", 5, MaxBatch(5, None, "dataset")),
         ("2=1 3x 4!", 9, MaxBatch(2, 3, "kernel")),
         ("2=1 3! 4x", 9, MaxBatch(2, 3, "memory")), ("4=40 5! 6=60", 9, MaxBatch(4, 5, "memory")),
+        ("4=40 5=50 5!", 9, MaxBatch(4, 5, "memory")),  # a batch that ran and failed counts as failed
     ],
 )  # fmt: skip
 def test_a_max_batch_is_between_a_batch_that_ran_and_the_next_one(known: str, limit: int, max_batch: MaxBatch) -> None:
@@ -288,11 +285,6 @@ def test_without_a_meter_it_doubles_and_bisects(truth: int) -> None:
     assert len(probes) <= 2 * math.log2(truth + 1) + 2
 
 
-def test_a_batch_that_ran_and_failed_counts_as_failed() -> None:
-    probes = [Probe(4, JobStatus.FITS, 40), Probe(5, JobStatus.FITS, 50), Probe(5, JobStatus.OOM)]
-    assert explore(probes, UNLIMITED, budget_bytes=55) == MaxBatch(4, 5, "memory")
-
-
 @given(st.permutations([Probe(b, JobStatus.FITS if b <= 20 else JobStatus.OOM, 10 * b) for b in (1, 2, 8, 19, 22, 32)]))
 def test_the_order_of_probes_does_not_matter(probes: list[Probe]) -> None:
     assert explore(probes, UNLIMITED, budget_bytes=205) == Next(20, "predicted max batch", 200)
@@ -310,16 +302,6 @@ def test_another_precisions_line_spares_a_probe() -> None:
     assert found.batch_size == 1760
     assert len(with_hint) <= 4
     assert with_hint[0].batch_size == max_batch.batch_size == 900
-
-
-def test_every_step_of_a_search_can_be_gone_on_from() -> None:
-    """Stateless: what is asked next depends on the probes alone."""
-    device = Device(lambda batch: 5e6 + 1e5 * batch, 10**8)
-    _, probes = device.search()
-    for known, following in itertools.pairwise(range(len(probes) + 1)):
-        step = explore(probes[:known][::-1], UNLIMITED, budget_bytes=device.budget_bytes)
-        assert isinstance(step, Next)
-        assert step.batch_size == probes[following - 1].batch_size
 
 
 @given(max_batch=st.integers(1000, 100_000), width=st.integers(1, 400))
