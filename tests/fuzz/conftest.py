@@ -38,8 +38,9 @@ each_case = settings(
 def attempt(amp_track: Callable[..., Done], clean_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
     """Run a command in a folder of its own, which `prepare` has filled, and check how it ends.
 
-    `may_write`: a library changes the folder even if the command is rejected.
+    Its jobs run on a simulated device. `may_write`: a library changes the folder even if the command is rejected.
     """
+    monkeypatch.setattr(session, "JobRunner", simulated_runner())
     count = 0
 
     def run(
@@ -125,8 +126,3 @@ def simulated_runner() -> type[JobRunner]:
         run, measure, forecast = simulated.run, simulated.measure, simulated.forecast
 
     return Inspecting
-
-
-def train_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a simulated device run what jobs there are."""
-    monkeypatch.setattr(session, "JobRunner", simulated_runner())

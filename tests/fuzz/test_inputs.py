@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from fuzz import strategies
-from fuzz.conftest import Attempt, each_case, train_simulated
+from fuzz.conftest import Attempt, each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,11 +45,8 @@ def odd_files(folder: Path) -> None:
 @pytest.mark.parametrize("commands", [("dtypes", "plan"), ("train", "max-batch", "search", "compare")])
 @given(st.data())
 @each_case
-def test_any_command_line(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, commands: tuple[str, ...], data: st.DataObject
-) -> None:
+def test_any_command_line(attempt: Attempt, commands: tuple[str, ...], data: st.DataObject) -> None:
     """What is asked of a fresh process is asked of one; the trainings are a simulated device's."""
-    train_simulated(monkeypatch)
     attempt(*data.draw(strategies.command_lines(commands)), prepare=odd_files)
 
 
@@ -57,14 +54,11 @@ def test_any_command_line(
 @each_case
 def test_any_environment(
     attempt: Attempt,
-    monkeypatch: pytest.MonkeyPatch,
     store_templates: Path,
     command: list[str],
     environment: dict[str, str],
     has_stores: bool,
 ) -> None:
-    train_simulated(monkeypatch)
-
     def prepare(folder: Path) -> None:
         if has_stores:
             shutil.copytree(store_templates, folder, dirs_exist_ok=True)
@@ -78,10 +72,7 @@ def test_any_environment(
     st.lists(st.sampled_from(strategies.OPTIONS), max_size=1),
 )
 @each_case
-def test_any_workload_file(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, command: str, content: bytes, options: list[str]
-) -> None:
-    train_simulated(monkeypatch)
+def test_any_workload_file(attempt: Attempt, command: str, content: bytes, options: list[str]) -> None:
     precision = [] if command == "train" else ["--precision", "fp32"]
     settings = [f"--set={option}" for option in options]
     attempt(command, "odd.py", *precision, *settings, prepare=lambda folder: (folder / "odd.py").write_bytes(content))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fuzz import strategies
-from fuzz.conftest import Attempt, each_case, simulated_runner, train_simulated
+from fuzz.conftest import Attempt, each_case, simulated_runner
 from hypothesis import given
 from hypothesis import strategies as st
 from support import request
@@ -115,13 +115,10 @@ def _no_page(content: bytes, at: int) -> bytes:
 )
 def test_what_others_do_to_a_store(
     attempt: Attempt,
-    monkeypatch: pytest.MonkeyPatch,
     used_stores: Path,
     store: str,
     change: str | tuple[str, str],
 ) -> None:
-    train_simulated(monkeypatch)
-
     def prepare(folder: Path) -> None:
         shutil.copytree(used_stores, folder, dirs_exist_ok=True)
         file = folder / store
@@ -142,13 +139,11 @@ def test_what_others_do_to_a_store(
 @each_case
 def test_bytes_of_a_store_that_are_lost(
     attempt: Attempt,
-    monkeypatch: pytest.MonkeyPatch,
     used_stores: Path,
     data: st.DataObject,
     damage: Callable[[bytes, int], bytes],
     at: int,
 ) -> None:
-    train_simulated(monkeypatch)
     store = data.draw(st.sampled_from(tuple(READING)))
     command = data.draw(st.sampled_from(READING[store]))
 
