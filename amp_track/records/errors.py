@@ -47,42 +47,30 @@ def describe_type(value: object) -> str:
 
 
 class AmpTrackError(Exception):
-    """Base class of the errors that amp_track raises. Passwords of store addresses are masked in its text."""
+    """Base class of the errors that amp_track raises. Passwords of store addresses are masked in its text.
+
+    `message` is the problem and the fix, in one line; `detail` further text, such as a traceback of the workload.
+    """
 
     exit_code = 1
 
-    def __str__(self) -> str:
-        return masked_within(str(getattr(self, "message", "")) or super().__str__())
-
-
-class _WithDetail(Exception):
-    """Base class for errors with a `detail` of several lines."""
-
     def __init__(self, message: str, detail: str = "") -> None:
-        super().__init__(message, detail)  # both, so that it survives pickling between processes
+        super().__init__(message, detail)
         self.message = message
         self.detail = detail
 
+    def __str__(self) -> str:
+        return masked_within(self.message)
 
-class BadInput(_WithDetail, AmpTrackError, ValueError):
-    """Invalid input; nothing was written.
 
-    Args:
-        message: the problem and the fix, in one line.
-        detail: further text, such as the traceback of a workload that cannot be imported.
-    """
+class BadInput(AmpTrackError, ValueError):
+    """Invalid input; nothing was written."""
 
     exit_code = 2
 
 
 class BadOption(BadInput):
-    """An option that the workload does not have, or a value that the option does not accept.
-
-    Args:
-        option: its name.
-        problem: the problem and the fix.
-        flag: the flag that set it.
-    """
+    """An option that the workload does not have, or a value that the option does not accept."""
 
     def __init__(self, option: str, problem: str, flag: str = "--set") -> None:
         super().__init__(f"{flag} {option}: {problem}")
@@ -95,7 +83,7 @@ class StoreFailed(AmpTrackError):
     """A store cannot be read or written, or a disk is full. Earlier records are kept."""
 
 
-class TargetFailed(_WithDetail, AmpTrackError):
+class TargetFailed(AmpTrackError):
     """The code of the workload raised an exception, or its process died. `detail` is the user's traceback, if any."""
 
 
@@ -108,21 +96,15 @@ class InvalidReturnValue(TargetFailed, ValueError):
         return cls(f"{function} returned {describe_type(value)}; it must return {expected}")
 
 
-class ServerFailed(_WithDetail, AmpTrackError):
+class ServerFailed(AmpTrackError):
     """A web server started by `ui` exited or does not answer. `detail` is the end of its log."""
 
 
 class WorkersFailed(AmpTrackError):
-    """Every search worker started by `worker` failed.
-
-    Args:
-        message: says how they failed, and names the files of their output.
-        exit_code: their exit code; 1 if they differ.
-    """
+    """Every search worker started by `worker` failed; `exit_code` is theirs, or 1 if they differ."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
-        super().__init__(message, exit_code)
-        self.message = message
+        super().__init__(message)
         self.exit_code = exit_code
 
 
@@ -133,9 +115,7 @@ class AgentLost(AmpTrackError):
 class NothingFits(AmpTrackError):
     """No batch size trains: one sample exceeds the budget, or the device lacks a kernel for the precision.
 
-    Args:
-        message: names what does not fit, and the bytes that it needs.
-        result: the output of `--json` in this case.
+    `result` is the output of `--json` in this case.
     """
 
     exit_code = 3
@@ -146,12 +126,7 @@ class NothingFits(AmpTrackError):
 
 
 def printable(text: str, most: int = TRACEBACK_CHARACTERS) -> str:
-    r"""Return untrusted text with control characters escaped, such as `\x1b`, and the middle of a long one left out.
-
-    Args:
-        text: text from code that is not ours.
-        most: the number of characters to keep.
-    """
+    r"""Return untrusted text with control characters escaped, such as `\x1b`, and at most `most` characters kept."""
     if len(text) > most:
         left_out = f" … {len(text) - most:,} characters … "
         text = text[: most // 2] + left_out + text[-(most - most // 2) :]
@@ -167,10 +142,7 @@ def text_of(error: BaseException) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """Return an exception in one line: its type and the first line of its text.
-
-    For an exception from a loader process, return the original one; for an AmpTrackError, return only its text.
-    """
+    """Return an exception in one line: its type (unless it is ours or from a loader process) and its first line."""
     text = printable(text_of(error).strip(), SUMMARY_CHARACTERS)
     if isinstance(error, AmpTrackError):
         return text

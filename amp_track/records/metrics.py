@@ -1,126 +1,73 @@
-"""The table of the metrics of a run: name in MLflow, unit, source field, and how to merge ranks.
+"""The metrics of a run: their names in MLflow, where their values come from, and how to merge those of the ranks.
 
-To add a metric, add a field to `JobResult` and an entry to `LOGGED_METRICS`: tracking logs it and the job runner merges
-its ranks. The names of metrics by step or epoch, which events stream while a job runs, are also defined here.
+To add a metric of a job, add a field to `JobResult` and an entry to `LOGGED_METRICS`; if the ranks may differ, add the
+field to `_LARGEST` too. The names of metrics by step or epoch, which events stream while a job runs, are here as well.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from amp_track.records.result import JobResult
+from amp_track.records.units import MEBIBYTE
 
-Merge = Literal["first", "max"]
-"""How to merge the values of the ranks: take that of rank 0, or the largest."""
-_PER_UNIT = {"MiB": 2**20}
-"""Divisor from the unit of the field to that of the metric; 1 for other units."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoggedMetric:
-    """A number that each run logs once."""
-
-    name: str
-    """The name in MLflow."""
-    unit: str
-    """The unit of the logged number: `s`, `MiB`, `samples/s`, or the thing counted. Fields of sizes are in bytes."""
-    field: str
-    """The source field of `JobResult`."""
-    value: Callable[[JobResult], float | None] | None = None
-    """Computes the number if it is not the field itself."""
-    merge: Merge = "first"
-    """How to merge the field over the ranks."""
-    only_if_fits: bool = False
-    """True if the number means nothing for a job that ended early."""
-
-    def of(self, job_result: JobResult) -> float | None:
-        """Return the number to log; None if the job has none."""
-        if self.only_if_fits and not job_result.fits:
-            return None
-        number: float | None = self.value(job_result) if self.value is not None else getattr(job_result, self.field)
-        return number / _PER_UNIT.get(self.unit, 1) if number is not None else None
-
-
-def _non_finite_batches(job_result: JobResult) -> int:
-    return job_result.non_finite_losses.batches if job_result.non_finite_losses is not None else 0
-
-
-def _if_scaled(number: Callable[[JobResult], float | None]) -> Callable[[JobResult], float | None]:
-    """Return `number` for a job with a GradScaler, None for other jobs."""
-    return lambda job_result: number(job_result) if job_result.scale is not None else None
-
-
-LOGGED_METRICS = (
-    LoggedMetric(name="time/wall_s", unit="s", field="wall_seconds"),
-    LoggedMetric(name="time/train_s", unit="s", field="train_seconds"),
-    LoggedMetric(
-        name="input/waited_fraction",
-        unit="fraction",
-        field="waited_seconds",
-        value=lambda job_result: job_result.waited_fraction,
-        merge="max",
-    ),
-    LoggedMetric(name="input/load_s", unit="s", field="load_seconds"),
-    LoggedMetric(name="throughput/samples_per_s", unit="samples/s", field="samples_per_second"),
-    LoggedMetric(name="throughput/eval_samples_per_s", unit="samples/s", field="eval_samples_per_second"),
-    LoggedMetric(name="memory/max_allocated_mib", unit="MiB", field="train_peak_allocated_bytes", merge="max"),
-    LoggedMetric(name="memory/max_reserved_mib", unit="MiB", field="peak_bytes", merge="max"),
-    LoggedMetric(name="memory/eval_max_allocated_mib", unit="MiB", field="eval_peak_allocated_bytes", merge="max"),
-    LoggedMetric(name="memory/max_resident_mib", unit="MiB", field="peak_resident_bytes", merge="max"),
-    LoggedMetric(name="detail/requested_mib", unit="MiB", field="requested_bytes"),
-    LoggedMetric(name="detail/allocation_retries", unit="retries", field="allocation_retries", merge="max"),
-    LoggedMetric(name="train/steps", unit="steps", field="steps", only_if_fits=True),
-    LoggedMetric(
-        name="train/optimizer_steps",
-        unit="steps",
-        field="steps",
-        value=lambda job_result: job_result.optimizer_steps,
-        only_if_fits=True,
-    ),
-    LoggedMetric(
-        name="train/non_finite_losses",
-        unit="batches",
-        field="non_finite_losses",
-        value=_non_finite_batches,
-        only_if_fits=True,
-    ),
-    LoggedMetric(
-        name="amp/skipped_steps",
-        unit="steps",
-        field="skipped_steps",
-        value=_if_scaled(lambda job_result: job_result.skipped_steps),
-    ),
-    LoggedMetric(
-        name="amp/final_scale",
-        unit="scale",
-        field="scale",
-        value=lambda job_result: job_result.scale.final if job_result.scale is not None else None,
-    ),
-    LoggedMetric(
-        name="detail/diagnosis_s",
-        unit="s",
-        field="diagnosis",
-        value=lambda job_result: job_result.diagnosis.seconds if job_result.diagnosis is not None else None,
-    ),
-)
-"""All metrics of a job result."""
+LOGGED_METRICS = {
+    "time/wall_s": "wall_seconds",
+    "time/train_s": "train_seconds",
+    "input/waited_fraction": "waited_fraction",
+    "input/load_s": "load_seconds",
+    "throughput/samples_per_s": "samples_per_second",
+    "throughput/eval_samples_per_s": "eval_samples_per_second",
+    "memory/max_allocated_mib": "train_peak_allocated_bytes",
+    "memory/max_reserved_mib": "peak_bytes",
+    "memory/eval_max_allocated_mib": "eval_peak_allocated_bytes",
+    "memory/max_resident_mib": "peak_resident_bytes",
+    "detail/requested_mib": "requested_bytes",
+    "detail/allocation_retries": "allocation_retries",
+    "detail/diagnosis_s": "diagnosis.seconds",
+    "train/steps": "steps",
+    "train/optimizer_steps": "optimizer_steps",
+    "train/non_finite_losses": "non_finite_batches",
+    "amp/skipped_steps": "skipped_steps",
+    "amp/final_scale": "scale.final",
+}
+"""The attribute of `JobResult` that each run logs once, by the name in MLflow. Sizes are logged in MiB."""
+_LARGEST = (
+    "waited_seconds", "train_peak_allocated_bytes", "peak_bytes", "eval_peak_allocated_bytes", "peak_resident_bytes",
+    "allocation_retries",
+)  # fmt: skip
+"""The fields of `JobResult` of which the largest over the ranks counts. The others are those of rank 0."""
 
 PREDICTED_MEMORY = "memory/predicted_mib"
 """The peak memory predicted before the job runs."""
+STEP_LOSS, SCALE = "train/step_loss", "amp/scale"
+TRAIN_LOSS, EVAL_LOSS = "train/loss", "eval/loss"
+NON_FINITE_FRACTION, UNDERFLOW_FRACTION = "amp/non_finite_fraction", "amp/underflow_fraction"
+ZERO_FRACTION = "amp/zero_fraction"
 
 _REJECTED = re.compile(r"[^\w. :/-]", re.ASCII)
 """Matches a character that MLflow rejects in a metric name."""
 _LONGEST_NAME = 250
 """The longest metric name that MLflow accepts, in characters."""
 
-STEP_LOSS, SCALE = "train/step_loss", "amp/scale"
-TRAIN_LOSS, EVAL_LOSS = "train/loss", "eval/loss"
-NON_FINITE_FRACTION, UNDERFLOW_FRACTION = "amp/non_finite_fraction", "amp/underflow_fraction"
-ZERO_FRACTION = "amp/zero_fraction"
+
+def logged_metrics(job_result: JobResult) -> dict[str, float]:
+    """Return the metrics of a job by name, without those that it did not measure."""
+    logged = {}
+    for name, source in LOGGED_METRICS.items():
+        if name.startswith("train/") and not job_result.fits:
+            continue  # steps mean nothing for a job that ended early
+        if name.startswith("amp/") and job_result.scale is None:
+            continue
+        number: Any = job_result
+        for attribute in source.split("."):
+            number = getattr(number, attribute) if number is not None else None
+        if number is not None:
+            logged[name] = number / MEBIBYTE if name.endswith("_mib") else number
+    return logged
 
 
 def eval_metric(metric_name: str) -> str:
@@ -147,21 +94,13 @@ def planned_metric(precision: str, name: str) -> str:
 
 def streamed_metrics(metric_name: str) -> tuple[str, ...]:
     """Return the names of the metrics by step or epoch, which a resumed run has already logged."""
-    of_training = (STEP_LOSS, SCALE, TRAIN_LOSS, EVAL_LOSS, eval_metric(metric_name))
-    return (*of_training, NON_FINITE_FRACTION, UNDERFLOW_FRACTION, ZERO_FRACTION)
+    losses = (STEP_LOSS, SCALE, TRAIN_LOSS, EVAL_LOSS, eval_metric(metric_name))
+    return (*losses, NON_FINITE_FRACTION, UNDERFLOW_FRACTION, ZERO_FRACTION)
 
 
 def merged_fields(job_results: Sequence[JobResult]) -> dict[str, Any]:
-    """Return the fields of a job result that are merged over the ranks, not taken from rank 0.
-
-    Args:
-        job_results: one per rank, in order.
-    """
-    merged = {}
-    for metric in LOGGED_METRICS:
-        if metric.merge == "max":
-            numbers = [
-                number for job_result in job_results if (number := getattr(job_result, metric.field)) is not None
-            ]
-            merged[metric.field] = max(numbers, default=None)
-    return merged
+    """Return the fields of a job result, given one per rank, that are merged over the ranks."""
+    return {
+        field: max((number for result in job_results if (number := getattr(result, field)) is not None), default=None)
+        for field in _LARGEST
+    }

@@ -125,6 +125,10 @@ class JobResult:
         return waited >= _WAITED_FRACTION and seconds >= _WAITED_SECONDS
 
     @property
+    def non_finite_batches(self) -> int:
+        return self.non_finite_losses.batches if self.non_finite_losses is not None else 0
+
+    @property
     def optimizer_steps(self) -> int:
         return self.steps - self.skipped_steps
 

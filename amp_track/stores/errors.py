@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from amp_track.records import masking
 from amp_track.records.errors import AmpTrackError, StoreFailed, chain
+from amp_track.records.masking import masked_within
 from amp_track.stores.addresses import StoreAddress
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -42,6 +42,13 @@ def in_one_line(mlflow: StoreAddress, optuna: StoreAddress) -> Iterator[None]:
         raise StoreFailed(message) from error
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the message of an error's root cause in one line, such as `[Errno 111] Connection refused`."""
+    *_, first = chain(error)
+    text = str(first).strip() or type(first).__name__
+    return masked_within(text.splitlines()[0])[:_LONGEST_REASON]
+
+
 def _message(error: Exception, mlflow: StoreAddress, optuna: StoreAddress) -> str | None:
     """Return the message for an error; None if neither a store nor a disk has caused it.
 
@@ -49,10 +56,8 @@ def _message(error: Exception, mlflow: StoreAddress, optuna: StoreAddress) -> st
     MLflow reports.
     """
     causes = list(chain(error))[::-1]
-    calling = [module for cause in causes for module in _modules(cause)[::-1]]
-    store = next(
-        (optuna if module.startswith(_OF_OPTUNA) else mlflow for module in calling if _is_of_a_store(module)), mlflow
-    )
+    calling = [module for cause in causes for module in _modules(cause)[::-1] if _is_of_a_store(module)]
+    store = optuna if calling and calling[0].startswith(_OF_OPTUNA) else mlflow
     for cause in causes:
         if type(cause) in (sqlite3.OperationalError, sqlite3.DatabaseError):  # the other classes are programming errors
             return _describe_sqlite_error(cause, store)
@@ -63,17 +68,18 @@ def _message(error: Exception, mlflow: StoreAddress, optuna: StoreAddress) -> st
         if isinstance(cause, ImportError) and any(name.startswith("mlflow.store.artifact") for name in calling):
             return f"{mlflow}: MLflow needs {cause.name} to store files there. Install it, {_THEN}."
         if _cannot_parse(cause):
-            return (
-                f"{store}: cannot read its contents ({_reason(cause)}). Restore a backup of it, or use another store."
-            )
-        if (type(cause).__module__, type(cause).__name__) == ("sqlalchemy.exc", "OperationalError"):
-            return f"{store}: the database failed ({_reason(getattr(cause, 'orig', cause))}). Fix it, {_THEN}."
-    raised: BaseException | None = error
-    while raised is not None and "MlflowException" not in (kind.__name__ for kind in type(raised).__mro__):
-        raised = raised.__cause__
-    if raised is None:
-        return None
-    return f"{mlflow}: MLflow failed ({_reason(causes[0])}). Restore a backup of the store, or use another one."
+            reason = reason_of(cause)
+            return f"{store}: cannot read its contents ({reason}). Restore a backup of it, or use another store."
+        if _is_a(cause, "sqlalchemy.exc", "OperationalError"):
+            return f"{store}: the database failed ({reason_of(getattr(cause, 'orig', cause))}). Fix it, {_THEN}."
+    if any(_is_a(cause, "mlflow.exceptions", "MlflowException") for cause in causes):
+        return f"{mlflow}: MLflow failed ({reason_of(error)}). Restore a backup of the store, or use another one."
+    return None
+
+
+def _is_a(error: BaseException, module: str, name: str) -> bool:
+    """Return whether an error is of a class, without importing it."""
+    return any((kind.__module__, kind.__name__) == (module, name) for kind in type(error).__mro__)
 
 
 def _modules(error: BaseException) -> list[str]:
@@ -96,11 +102,6 @@ def _cannot_parse(error: BaseException) -> bool:
         return isinstance(error, ValueError | LookupError)
     reads_trials = modules[-1].startswith("optuna.") and any(name.startswith("optuna.storages") for name in modules)
     return isinstance(error, _OF_ODD_VALUES) and reads_trials
-
-
-def _reason(error: object) -> str:
-    text = str(error).strip() or type(error).__name__
-    return masking.masked_within(text.splitlines()[0])[:_LONGEST_REASON]
 
 
 def _describe_sqlite_error(error: BaseException, store: StoreAddress) -> str:
@@ -128,9 +129,8 @@ def _describe_disk_error(error: OSError, mlflow: StoreAddress, optuna: StoreAddr
     folders = [Path(tempfile.gettempdir()), Path("mlruns")]
     folders += [store.file.parent for store in (optuna, mlflow) if store.file is not None]
     full = (folder.resolve() for folder in folders if folder.is_dir() and shutil.disk_usage(folder).free < _ROOM_BYTES)
-    return _is_full(next(full, None))
+    return _is_full(next(full, "the artifacts"))
 
 
-def _is_full(folder: Path | None) -> str:
-    whose = f"the disk of {folder}" if folder is not None else "the disk of the artifacts"
-    return f"{whose} is full. Free space on it, {_THEN}."
+def _is_full(folder: Path | str) -> str:
+    return f"the disk of {folder} is full. Free space on it, {_THEN}."

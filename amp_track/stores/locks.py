@@ -10,16 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
 
 from amp_track.records.errors import StoreFailed
 from amp_track.stores.addresses import StoreAddress
 from amp_track.workers import interrupts
-
-if TYPE_CHECKING:
-    from filelock import FileLock
 
 _log = logging.getLogger("amp_track.workers")
 _POLL_SECONDS, _SILENT_SECONDS = 0.05, 20
@@ -29,23 +25,34 @@ _MODE = 0o644
 
 @contextmanager
 def store_lock(url: str, *, part: str = "") -> Iterator[None]:
-    """Hold the lock of a store. It is required while the store creates its tables.
+    """Hold the lock of a store, however its address is written. `part` names an additional, independent lock.
 
-    Several processes that create the tables of a new database at once destroy it (MLflow: 8 of 8 processes failed, and
-    later ones too).
-
-    Args:
-        url: the store address. Different spellings of the same address share one lock.
-        part: names an additional lock, independent of the lock of the store.
+    It is required while the store creates its tables. Several processes that create the tables of a new database at
+    once destroy it (MLflow: 8 of 8 processes failed, and later ones too).
 
     Raises:
         StoreFailed: the lock file cannot be created or locked.
     """
-    file = lock_file(url, part)
+    from filelock import FileLock, Timeout  # late: takes 60 ms
+
+    store, file, mode = StoreAddress.parse(url), lock_file(url, part), _MODE
     interrupts.check()
+    if store.file is not None:  # everyone who may write to the store may lock it
+        with suppress(OSError):
+            mode = stat.S_IMODE(os.stat(store.file).st_mode)
+    lock = FileLock(file, mode=mode, fallback_to_soft=False)  # the kernel releases the lock of a killed process
     begun, has_warned = time.monotonic(), False
-    while (lock := _acquire(url, file)) is None:
-        interrupts.sleep(_POLL_SECONDS)
+    while not lock.is_locked:
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock.acquire(blocking=False)
+        except Timeout:
+            interrupts.sleep(_POLL_SECONDS)
+        except OSError as error:
+            raise StoreFailed(
+                f"{file}: cannot lock this file ({why_unusable(file) or error.strerror}). Move it away, or put the "
+                "store on a file system that supports locks."
+            ) from error
         if not has_warned and time.monotonic() - begun > _SILENT_SECONDS:
             has_warned = True
             _log.warning("waiting for %s, locked by another process; is that process stopped?", file)
@@ -53,7 +60,7 @@ def store_lock(url: str, *, part: str = "") -> Iterator[None]:
         yield
     finally:
         # On a network file system (journal, user's folder) two processes could hold a deleted lock file.
-        if StoreAddress.parse(url).kind == "sqlite":
+        if store.kind == "sqlite":
             file.unlink(missing_ok=True)
         lock.release()
 
@@ -77,28 +84,6 @@ def why_unusable(file: Path) -> str:
     if file.is_symlink():  # it may point to another user's file
         return "it is a symbolic link"
     return "it is a folder" if file.is_dir() else ""
-
-
-def _acquire(url: str, file: Path) -> FileLock | None:
-    """Return the acquired lock; None if another process holds it."""
-    from filelock import FileLock, Timeout  # late: takes 60 ms
-
-    store, mode = StoreAddress.parse(url).file, _MODE
-    if store is not None:  # everyone who may write to the store may lock it
-        with suppress(OSError):
-            mode = stat.S_IMODE(os.stat(store).st_mode)
-    lock = FileLock(file, mode=mode, fallback_to_soft=False)  # the kernel releases the lock of a killed process
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock.acquire(blocking=False)
-    except Timeout:
-        return None
-    except OSError as error:
-        raise StoreFailed(
-            f"{file}: cannot lock this file ({why_unusable(file) or error.strerror}). Move it away, or put the store "
-            "on a file system that supports locks."
-        ) from error
-    return lock
 
 
 def _digest(text: str) -> str:

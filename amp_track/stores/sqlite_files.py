@@ -25,9 +25,7 @@ class Content:
 def read(file: Path, *, seconds: float = _SECONDS_FOR_OTHERS) -> Content:
     """Return the tables and schema version of an SQLite file; a missing file has none.
 
-    Args:
-        file: may be missing.
-        seconds: timeout for the lock of another process; signals are not handled while waiting.
+    `seconds` is the timeout for the lock of another process; signals are not handled while waiting.
 
     Raises:
         sqlite3.DatabaseError: the file is damaged, locked, or not an SQLite database.
@@ -44,17 +42,16 @@ def read(file: Path, *, seconds: float = _SECONDS_FOR_OTHERS) -> Content:
 
 def _read(file: Path, mode: str, seconds: float) -> Content:
     with closing(_connect(file, mode, seconds)) as connection:
-        tables = frozenset(
-            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        )
+        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        tables = frozenset(name for (name,) in rows)
         if file.stat().st_size <= _SMALL_BYTES:
             (status,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if status != "ok":
                 raise sqlite3.DatabaseError(status.splitlines()[-1])
         if "alembic_version" not in tables:
             return Content(tables)
-        rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
-        return Content(tables, rows[0][0] if len(rows) == 1 else None)
+        versions = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+        return Content(tables, versions[0][0] if len(versions) == 1 else None)
 
 
 def script_of(connection: sqlite3.Connection) -> tuple[str, ...]:
@@ -69,11 +66,10 @@ def make_tables(file: Path, statements: Iterable[str]) -> None:
     """
     with closing(_connect(file, "rwc", _SECONDS_FOR_OTHERS)) as connection:
         connection.execute("BEGIN IMMEDIATE")
-        if connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-            return
-        for statement in statements:
-            connection.execute(statement)
-        connection.execute("COMMIT")
+        if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+            for statement in statements:
+                connection.execute(statement)
+            connection.execute("COMMIT")
 
 
 def _connect(file: Path, mode: str, seconds: float) -> sqlite3.Connection:

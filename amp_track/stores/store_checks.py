@@ -42,8 +42,8 @@ def check_tracking(address: StoreAddress) -> None:
 
 def check_storage(address: StoreAddress) -> None:
     """Raise BadInput if Optuna's storage, a database or a journal, cannot be opened."""
-    if address.kind == "journal":
-        _check_journal(f"--storage: got {address}", address)
+    if address.kind == "journal" and address.file is not None:
+        _check_journal(f"--storage: got {address}", address.file, address)
     else:
         such_as = "such as sqlite:///optuna.db or postgresql+psycopg://user:password@host/name, or a journal PATH.log"
         _check_database("--storage", address, "Optuna", such_as)
@@ -51,24 +51,21 @@ def check_storage(address: StoreAddress) -> None:
 
 def _check_database(flag: str, address: StoreAddress, owner: str, such_as: str) -> None:
     got, expected = f"{flag}: got {address}", f"expected a database address {such_as}"
-    match address.kind:
-        case "invalid" | "journal":
-            raise BadInput(f"{flag}: got {str(address)!r}, {expected}")
-        case "memory":
-            raise BadInput(
-                f"{got}, an in-memory database that ends with the command. Use a file such as sqlite:///results.db."
-            )
-        case "sqlite":
-            _check_file(got, address)
-            _check_sqlite(got, address, owner)
-        case _:
-            _check_database_server(got, address, owner, expected)
+    if address.sqlite_file is not None:
+        _check_file(got, address.sqlite_file, address)
+        _check_sqlite(got, address.sqlite_file, owner)
+    elif address.kind == "server":
+        _check_database_server(got, address, owner, expected)
+    elif address.kind == "memory":
+        raise BadInput(
+            f"{got}, an in-memory database that ends with the command. Use a file such as sqlite:///results.db."
+        )
+    else:
+        raise BadInput(f"{flag}: got {str(address)!r}, {expected}")
 
 
-def _check_journal(got: str, address: StoreAddress) -> None:
-    _check_file(got, address)
-    file = address.file
-    assert file is not None
+def _check_journal(got: str, file: Path, address: StoreAddress) -> None:
+    _check_file(got, file, address)
     if file.is_symlink():  # the lock of a link is not the lock of its file
         raise BadInput(f"{got}, which is a symbolic link. Use its target {file.resolve()}.")
     lock = Path(f"{file}.lock")  # Optuna's lock is a symbolic link
@@ -77,37 +74,35 @@ def _check_journal(got: str, address: StoreAddress) -> None:
     if file.exists():
         with file.open("rb") as journal:
             first = journal.read(len(_BEGINNING_OF_JOURNAL))
-        if first and not first.startswith(_BEGINNING_OF_JOURNAL[: len(first)]):
+        if not _BEGINNING_OF_JOURNAL.startswith(first):
             raise BadInput(
                 f"{got}, which is not an Optuna journal. Use another file such as optuna.log, or a database."
             )
 
 
-def _check_file(got: str, address: StoreAddress) -> None:
+def _check_file(got: str, file: Path, address: StoreAddress) -> None:
     """Check the path, the folder and the lock file of a store without opening the store."""
-    file = address.file
-    assert file is not None
+    problem = ""
     try:
-        folder = file.resolve().parent
-        if file.name.startswith("file:"):
-            raise BadInput(f"{got}, expected sqlite:///PATH, not an SQLite URI.")
-        if not folder.is_dir():
-            raise BadInput(f"{got}, but the folder {folder} does not exist. Create it, or use another folder.")
-        if file.is_dir():
-            raise BadInput(f"{got}, which is a folder. Use a file in it.")
-        if file.exists() and not file.is_file():
-            raise BadInput(f"{got}, which is a pipe or a device. Use a file.")
-        if file.exists() and not os.access(file, os.R_OK | os.W_OK):
-            raise BadInput(
-                f"{got}, which is not writable or not readable. Change its permissions, or use another file."
-            )
-        lock = locks.lock_file(address.url)
+        folder, lock = file.resolve().parent, locks.lock_file(address.url)
         reason = locks.why_unusable(lock)
-    except BadInput:
-        raise
+        if file.name.startswith("file:"):
+            problem = "expected sqlite:///PATH, not an SQLite URI."
+        elif not folder.is_dir():
+            problem = f"but the folder {folder} does not exist. Create it, or use another folder."
+        elif file.is_dir():
+            problem = "which is a folder. Use a file in it."
+        elif file.exists() and not file.is_file():
+            problem = "which is a pipe or a device. Use a file."
+        elif file.exists() and not os.access(file, os.R_OK | os.W_OK):
+            problem = "which is not writable or not readable. Change its permissions, or use another file."
+        elif reason:
+            problem = f"whose lock file {lock} cannot be locked ({reason}). Move it away."
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a long name, a null byte
         reason = getattr(error, "strerror", None) or str(error)
         raise BadInput(f"{repr(got)[1:-1]}, which cannot be opened ({reason}). Use another file.") from None
+    if problem:
+        raise BadInput(f"{got}, {problem}")
     try:
         with tempfile.TemporaryFile(dir=folder):  # checking permissions is not enough: root may write to /proc
             pass
@@ -116,14 +111,11 @@ def _check_file(got: str, address: StoreAddress) -> None:
             f"{got}, but no files can be created in {folder} ({error.strerror}). Change its permissions, or use "
             "another folder."
         ) from None
-    if reason:
-        raise BadInput(f"{got}, whose lock file {lock} cannot be locked ({reason}). Move it away.")
 
 
-def _check_sqlite(got: str, address: StoreAddress, owner: str) -> None:
+def _check_sqlite(got: str, file: Path, owner: str) -> None:
     """Check that an SQLite file is new, or a complete database of the owner."""
-    assert address.file is not None
-    content = _content(got, address.file)
+    content = _content(got, file)
     tables = {name for name in content.tables if not name.startswith("sqlite_")}
     _check_not_the_others(got, tables, owner)
     if tables and _TABLES[owner] not in tables:
@@ -149,15 +141,15 @@ def _content(got: str, file: Path) -> sqlite_files.Content:
             return sqlite_files.read(file, seconds=0)
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-            if code == sqlite3.SQLITE_NOTADB:
-                why = "which is not an SQLite database. Use another file."
-            elif code != sqlite3.SQLITE_BUSY:
-                why = f"which cannot be read ({error}). Restore a backup of it, or use another file."
-            elif time.monotonic() > until:
-                why = f"which another process has locked for {_SECONDS_LOCKED} s. End that process, or use another one."
-            else:
+            if code == sqlite3.SQLITE_BUSY and time.monotonic() < until:
                 interrupts.sleep(_POLL_SECONDS)
                 continue
+            if code == sqlite3.SQLITE_NOTADB:
+                why = "which is not an SQLite database. Use another file."
+            elif code == sqlite3.SQLITE_BUSY:
+                why = f"which another process has locked for {_SECONDS_LOCKED} s. End that process, or use another one."
+            else:
+                why = f"which cannot be read ({error}). Restore a backup of it, or use another file."
             raise BadInput(f"{got}, {why}") from None
 
 

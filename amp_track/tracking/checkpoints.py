@@ -10,11 +10,11 @@ import functools
 import hashlib
 import json
 import logging
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import mlflow
-from mlflow.entities import Run, RunTag
+from mlflow.entities import RunTag
 
 from amp_track.records.errors import BadInput
 from amp_track.records.events import CheckpointWritten
@@ -26,20 +26,13 @@ _FOLDER = "checkpoints"
 _LAST, _BEST = "amp_track.checkpoint.last", "amp_track.checkpoint.best"
 
 
-@dataclass(frozen=True)
-class _Stored:
-    file: str
-    step: int
-    sha256: str
-
-
 def keep(client: mlflow.MlflowClient, run_id: str, written: CheckpointWritten) -> None:
     """Store a checkpoint and remove those that it replaces. Keep its local file."""
     file = Path(written.file)
-    stored = _Stored(f"{_FOLDER}/{file.name}", written.step, _digest(file))
+    tag = json.dumps({"file": f"{_FOLDER}/{file.name}", "step": written.step, "sha256": _digest(file)})
     client.log_artifact(run_id, str(file), _FOLDER)
     names = [name for name, applies in ((_LAST, written.is_last), (_BEST, written.is_best)) if applies]
-    client.log_batch(run_id, tags=[RunTag(name, json.dumps(asdict(stored))) for name in names])
+    client.log_batch(run_id, tags=[RunTag(name, tag) for name in names])
     _remove_others(client, run_id)
 
 
@@ -49,36 +42,31 @@ def fetch(client: mlflow.MlflowClient, run_id: str, folder: Path) -> Path:
     Raises:
         BadInput: the run has no checkpoint, or its content has changed since it was stored.
     """
-    known = _known(client.get_run(run_id))
-    if not known:
+    newest = max(_known(client, run_id), key=lambda stored: stored["step"], default=None)
+    if newest is None:
         raise BadInput(f"--resume: run {run_id} has no checkpoint. Train again with --checkpoint-every.")
-    newest = max(known, key=lambda stored: stored.step)
-    file = Path(client.download_artifacts(run_id, newest.file, str(folder)))
-    if _digest(file) != newest.sha256:
+    file = Path(client.download_artifacts(run_id, newest["file"], str(folder)))
+    if _digest(file) != newest["sha256"]:
         raise BadInput(
-            f"--resume: {newest.file} of run {run_id} has changed since it was stored. Restore it, or train again."
+            f"--resume: {newest['file']} of run {run_id} has changed since it was stored. Restore it, or train again."
         )
     return file
 
 
-def _known(run: Run) -> list[_Stored]:
-    tags = run.data.tags
-    return [_Stored(**json.loads(tags[name])) for name in (_LAST, _BEST) if name in tags]
+def _known(client: mlflow.MlflowClient, run_id: str) -> list[dict[str, Any]]:
+    """Return the stored checkpoints: file, step and sha256."""
+    tags = client.get_run(run_id).data.tags
+    return [json.loads(tags[name]) for name in (_LAST, _BEST) if name in tags]
 
 
 def _remove_others(client: mlflow.MlflowClient, run_id: str) -> None:
-    """Remove the checkpoints without a tag."""
-    keep = {stored.file for stored in _known(client.get_run(run_id))}
-
+    keep = {stored["file"] for stored in _known(client, run_id)}
     for file in client.list_artifacts(run_id, _FOLDER):
         if file.path not in keep:
             try:
                 mlflow_internals.delete_artifact(client, run_id, file.path)
             except Exception as error:  # some stores cannot delete: continue training
-                _warn_once(
-                    f"older checkpoints stay in {file.path.rpartition('/')[0]}: "
-                    f"{type(error).__name__}: {masked_within(str(error))}"
-                )
+                _warn_once(f"older checkpoints stay in {_FOLDER}: {type(error).__name__}: {masked_within(str(error))}")
                 return
 
 

@@ -10,19 +10,19 @@ from urllib.parse import urlsplit
 import mlflow
 from mlflow.entities import Experiment
 
-from amp_track.records import masking
 from amp_track.records.errors import BadInput
+from amp_track.records.masking import masked, masked_within
 from amp_track.stores import addresses
 
-_FIRST_EXPERIMENT = "0"
-"""The id of the experiment that every new store contains."""
 NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for an unknown id, and for an invalid one."""
-_LONGEST_ID = 18
-"""Maximum number of digits of an experiment id."""
-_KIND_OF_EXPERIMENT = {"mlflow.experimentKind": "custom_model_development"}
-"""Without it, the UI of MLflow 3 first shows the (empty) traces of language models."""
-_NEW_FILES = "mlruns"
+_FIRST_EXPERIMENT = "0"
+"""The id of the experiment that every new store contains."""
+_LONGEST_ID, _LONGEST_NAME = 18, 500
+"""Maximum number of digits of an experiment's id, and of characters in its name."""
+_KIND, _OURS = "mlflow.experimentKind", "custom_model_development"
+"""Without this tag of the experiment, the UI of MLflow 3 first shows the (empty) traces of language models."""
+_NEW_FILES = Path("mlruns")
 """The folder in the working directory in which MLflow stores the files of a new experiment of a database."""
 _LIBRARIES = {
     "s3": ("boto3", "boto3"),
@@ -30,8 +30,6 @@ _LIBRARIES = {
     "wasbs": ("azure.storage.blob", "azure-storage-blob"),
 }
 """The module that MLflow imports when it stores the first file, and its package, by the scheme of the location."""
-_LONGEST_NAME = 500
-"""Maximum number of characters in the name of an experiment."""
 
 
 def run_id_of_environment() -> str | None:
@@ -40,10 +38,9 @@ def run_id_of_environment() -> str | None:
 
 
 def experiment_name(given: str | None = None) -> str:
-    """Return the name of the experiment of new runs. Raises BadInput if the environment's name is invalid.
+    """Return the name of the experiment of new runs; `given` by --experiment, it precedes the environment's.
 
-    Args:
-        given: the name that --experiment gave; it takes precedence over the environment.
+    Raises BadInput if the environment's name is invalid.
     """
     if given is not None:
         return given
@@ -63,20 +60,19 @@ def known_experiment(client: mlflow.MlflowClient, given: str | None = None) -> E
         BadInput: it has been deleted, or MLFLOW_EXPERIMENT_ID is invalid or unknown.
     """
     name, uri = experiment_name(given), client.tracking_uri
-    given_id = os.environ.get("MLFLOW_EXPERIMENT_ID") if given is None else None
-    if given_id and len(given_id) > _LONGEST_ID:  # a database raises an error of its own
-        raise not_there(uri, "MLFLOW_EXPERIMENT_ID", given_id, "an experiment")
+    given_id = os.environ.get("MLFLOW_EXPERIMENT_ID", "") if given is None else ""
+    unknown = not_there(uri, "MLFLOW_EXPERIMENT_ID", given_id, "an experiment")
+    if len(given_id) > _LONGEST_ID:  # a database raises an error of its own
+        raise unknown
     try:
         found = client.get_experiment(given_id) if given_id else client.get_experiment_by_name(name)
     except mlflow.exceptions.MlflowException as error:
-        if given_id is None or error.error_code not in NOT_THERE:
-            raise
-        raise not_there(uri, "MLFLOW_EXPERIMENT_ID", given_id, "an experiment") from None
-    if found is None:
-        return None
-    if found.lifecycle_stage != "active":
+        if given_id and error.error_code in NOT_THERE:
+            raise unknown from None
+        raise
+    if found is not None and found.lifecycle_stage != "active":
         raise BadInput(
-            f"--tracking-uri: experiment {found.name} of {masking.masked(uri)} has been deleted. Restore it (mlflow "
+            f"--tracking-uri: experiment {found.name} of {masked(uri)} has been deleted. Restore it (mlflow "
             f"experiments restore --experiment-id {found.experiment_id}), or use another --experiment."
         )
     return found
@@ -84,39 +80,29 @@ def known_experiment(client: mlflow.MlflowClient, given: str | None = None) -> E
 
 def experiment(client: mlflow.MlflowClient, given: str | None = None) -> str:
     """Return the id of the experiment of new runs; create it if it does not exist. Raises BadInput as above."""
-    if (found := known_experiment(client, given)) is not None:
-        if found.name == addresses.DEFAULT_EXPERIMENT:
-            _say_its_kind(client, found)
-        return str(found.experiment_id)
-    try:
-        return str(client.create_experiment(experiment_name(given), tags=_KIND_OF_EXPERIMENT))
-    except mlflow.exceptions.MlflowException:
-        if (found := known_experiment(client, given)) is None:  # else another machine has just made it
-            raise
-        return str(found.experiment_id)
-
-
-def _say_its_kind(client: mlflow.MlflowClient, found: Experiment) -> None:
-    """Tag an experiment of an older version with its kind, unless the user has chosen one in the UI."""
-    for name, kind in _KIND_OF_EXPERIMENT.items():
-        if name not in found.tags:
-            client.set_experiment_tag(found.experiment_id, name, kind)
+    if (found := known_experiment(client, given)) is None:
+        try:
+            return str(client.create_experiment(experiment_name(given), tags={_KIND: _OURS}))
+        except mlflow.exceptions.MlflowException:
+            if (found := known_experiment(client, given)) is None:  # else another machine has just made it
+                raise
+    elif found.name == addresses.DEFAULT_EXPERIMENT and _KIND not in found.tags:  # MLflow or an older version made it
+        client.set_experiment_tag(found.experiment_id, _KIND, _OURS)
+    return str(found.experiment_id)
 
 
 def check_artifact_store(uri: str, found: Experiment | None) -> None:
     """Raise BadInput if this machine cannot store files for runs of an experiment (None: a new one)."""
-    if found is None:
-        if not uri.startswith("http"):  # a server chooses the folder
-            _check_folder(Path(_NEW_FILES))
-        return
-    location = found.artifact_location
-    module, package = _LIBRARIES.get(urlsplit(location).scheme, ("", ""))
-    if module and not _is_installed(module):
-        raise BadInput(
-            f"--tracking-uri: experiment {found.name} of {masking.masked(uri)} stores files in "
-            f"{masking.masked_within(location)}, which requires {package}. Install it, or use another --experiment."
-        )
-    folder = addresses.local_folder(location)
+    folder: Path | None = _NEW_FILES
+    if found is not None:
+        location = found.artifact_location
+        module, package = _LIBRARIES.get(urlsplit(location).scheme, ("", ""))
+        if module and not _is_installed(module):
+            raise BadInput(
+                f"--tracking-uri: experiment {found.name} of {masked(uri)} stores files in {masked_within(location)}, "
+                f"which requires {package}. Install it, or use another --experiment."
+            )
+        folder = addresses.local_folder(location)
     if folder is not None and not uri.startswith("http"):  # else the folder may be on the server
         _check_folder(folder)
 
@@ -133,16 +119,16 @@ def _check_folder(folder: Path) -> None:
     around = (folder.absolute(), *folder.absolute().parents)
     nearest = next(path for path in around if os.path.exists(path))  # Path.exists may raise PermissionError
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        fix = "Make it writable" if folder.is_absolute() else "Use another working directory"
         raise BadInput(
-            f"--tracking-uri: files of runs go to {folder}, but {nearest} is not a writable folder. "
-            f"{'Use another working directory' if not folder.is_absolute() else 'Make it writable'}, or use another "
-            "--experiment."
+            f"--tracking-uri: files of runs go to {folder}, but {nearest} is not a writable folder. {fix}, or use "
+            "another --experiment."
         )
 
 
 def check_new_store(uri: str, given: str | None = None) -> None:
     """Raise BadInput if the environment names what no new store has, or its files cannot be kept in this folder."""
-    _check_folder(Path(_NEW_FILES))
+    _check_folder(_NEW_FILES)
     experiment_name(given)
     if (run_id := run_id_of_environment()) is not None:
         raise not_there(uri, "MLFLOW_RUN_ID", run_id, "a run")
@@ -153,6 +139,4 @@ def check_new_store(uri: str, given: str | None = None) -> None:
 
 def not_there(uri: str, variable: str, got: str, expected: str) -> BadInput:
     """Return the error for an environment variable with an id that is not in the store."""
-    return BadInput(
-        f"{variable}: got {got}, expected {expected} in {masking.masked(uri)}. Unset it, or use another store."
-    )
+    return BadInput(f"{variable}: got {got}, expected {expected} in {masked(uri)}. Unset it, or use another store.")

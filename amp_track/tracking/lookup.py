@@ -9,35 +9,27 @@ from typing import BinaryIO
 
 import mlflow
 
-from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.stores.addresses import StoreAddress
 from amp_track.tracking import environment, mlflow_internals
-from amp_track.tracking.client import hush, open_client
-from amp_track.tracking.writes import view_tag
 
 
 class Lookup:
-    """Read access to the runs and experiments of an existing store.
-
-    Args:
-        uri: the store address, already checked.
+    """Read access to the runs and experiments of an existing store, whose address was checked.
 
     Raises:
         BadInput: there is no store yet, or another version of MLflow created it.
     """
 
     def __init__(self, uri: str) -> None:
-        hush()
-        if not StoreAddress.parse(uri).exists() or (
-            not uri.startswith("http") and not mlflow_internals.has_tables(uri)
-        ):
+        mlflow_internals.hush()
+        address = StoreAddress.parse(uri)
+        if not address.exists() or (address.kind != "http" and not mlflow_internals.has_tables(uri)):
             raise BadInput(
-                f"--tracking-uri: {masking.masked(uri)} holds no runs yet. Use another store, or create a run with "
-                "amp-track train."
+                f"--tracking-uri: {address} holds no runs yet. Use another store, or create a run with amp-track train."
             )
-        self._client = open_client(uri)
+        self._client = mlflow_internals.open_client(uri)
 
     def experiment_of(self, run_id: str) -> str | None:
         """Return the id of the experiment of a run; None if the run does not exist or has been deleted."""
@@ -51,7 +43,7 @@ class Lookup:
 
     def has_view(self, experiment_id: str, run_id: str) -> bool:
         """Return whether the store has the charts of a study; older versions did not create them."""
-        return view_tag(run_id) in self._client.get_experiment(experiment_id).tags
+        return mlflow_internals.view_tag(run_id) in self._client.get_experiment(experiment_id).tags
 
     def experiment_of_new_runs(self) -> str | None:
         """Return the id of the experiment of new runs; None if it does not exist yet."""
@@ -61,8 +53,7 @@ class Lookup:
 
 def open_plot(tracking_uri: str, run_id: str) -> BinaryIO:
     """Return the plot of a run: a search, a comparison or training curves. Raise FileNotFoundError without one."""
-    hush()
-    client = open_client(tracking_uri)
+    client = mlflow_internals.open_client(tracking_uri)
     try:
         kept = {item.path for item in client.list_artifacts(run_id)}
         file = next((name for name in (SEARCH_PLOT, COMPARE_PLOT, CURVES_PLOT) if name in kept), None)

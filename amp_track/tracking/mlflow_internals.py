@@ -1,14 +1,50 @@
-"""Access private parts of MLflow, all in this module. Each function documents what breaks if they change."""
+"""Access what is private to MLflow, all in this module. Each function documents what breaks if it changes."""
 
 from __future__ import annotations
 
 import functools
+import json
+import logging
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import mlflow
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
+from amp_track.records.errors import BadInput
+from amp_track.records.masking import masked
+from amp_track.records.metrics import EVAL_LOSS
 from amp_track.stores import sqlite_files
+
+_SECTION, _MOST_RUNS = "amp_track", 100
+"""The section of the charts in MLflow's UI, and the maximum number of runs in one chart."""
+
+
+def hush() -> None:
+    """Silence the loggers of MLflow and alembic."""
+    for noisy in ("alembic", "mlflow.tracking"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs errors that it also raises
+
+
+def open_client(uri: str) -> mlflow.MlflowClient:
+    """Return a client. Raise BadInput if another version of MLflow created the store."""
+    hush()
+    if not uri.startswith("http") and (missing := _missing_tables(uri)):
+        raise BadInput(
+            f"--tracking-uri: {masked(uri)} has no table {min(missing)}, which MLflow {mlflow.__version__} needs. Make "
+            f"a backup and run `mlflow db upgrade {masked(uri)}`, or use another store."
+        )
+    try:
+        return mlflow.MlflowClient(tracking_uri=uri)
+    except mlflow.exceptions.MlflowException as error:
+        if error.__cause__ is not None:  # an error of the database
+            raise
+        message = str(error).partition("NOTE:")[0].strip()
+        raise BadInput(
+            f"--tracking-uri: {masked(uri)} cannot be opened by MLflow {mlflow.__version__}: {message}"
+        ) from None
 
 
 @functools.cache
@@ -27,8 +63,7 @@ def delete_artifact(client: mlflow.MlflowClient, run_id: str, file: str) -> None
 
     If `get_artifact_repository` moves, the import of this module fails.
     """
-    uri = client.get_run(run_id).info.artifact_uri
-    repository = get_artifact_repository(uri, tracking_uri=client.tracking_uri)
+    repository = get_artifact_repository(client.get_run(run_id).info.artifact_uri, tracking_uri=client.tracking_uri)
     repository.delete_artifacts(file)  # type: ignore[no-untyped-call]
 
 
@@ -60,11 +95,8 @@ def empty_store() -> tuple[str, ...]:
         from mlflow.store.db.utils import _initialize_tables
 
         _initialize_tables(engine)  # type: ignore[no-untyped-call]
-        connection = engine.raw_connection()
-        try:
+        with closing(engine.raw_connection()) as connection:
             return sqlite_files.script_of(connection.driver_connection)  # type: ignore[arg-type]
-        finally:
-            connection.close()
     except (ImportError, AttributeError, TypeError, sqlalchemy.exc.SQLAlchemyError):
         return ()
     finally:
@@ -77,7 +109,7 @@ def make_store(file: Path) -> None:
         sqlite_files.make_tables(file, empty_store())
 
 
-def missing_tables(uri: str) -> set[str]:
+def _missing_tables(uri: str) -> set[str]:
     """Return the tables of the installed MLflow that are missing in a database that has some of them.
 
     MLflow would treat it as a new one and alter it unasked. If `Base` moves, this check fails.
@@ -102,3 +134,47 @@ def _tables(uri: str) -> set[str]:
         return set(sqlalchemy.inspect(engine).get_table_names())
     finally:
         engine.dispose()
+
+
+def view_tag(run_id: str) -> str:
+    """Return the name of the experiment's tag that holds the view of the trainings of a study.
+
+    A "shared view" of MLflow's UI defines charts, and has a URL. It is not part of MLflow's API: its names are the same
+    in the UI of all releases from 3.10 to 3.18. If they change, the URL shows the default charts of all runs. A URL
+    with a filter shows no view, so the filter is part of the view, and each study has one view.
+    """
+    return f"mlflow.sharedViewState.{run_id}"
+
+
+def trainings_view(run_id: str, *, batches_differ: bool) -> str:
+    """Return the view of the trainings under a study's run: speed and memory first, then the loss.
+
+    Speed and memory are plotted over the batch size if `batches_differ`, else as bars.
+    """
+    speed, memory, seconds = "throughput/samples_per_s", "memory/max_reserved_mib", "time/wall_s"
+
+    def scatter(across: str, kind: str, up: str) -> dict[str, Any]:
+        return {"type": "SCATTER", "xaxis": {"key": across, "type": kind}, "yaxis": {"key": up, "type": "METRIC"}}
+
+    charts = [
+        scatter("batch_size", "PARAM", name) if batches_differ else {"type": "BAR", "metricKey": name}
+        for name in (speed, memory)
+    ]
+    charts.append(scatter(seconds, "METRIC", EVAL_LOSS))
+    shown = {"deleted": False, "isGenerated": False, "runsCountToCompare": _MOST_RUNS}
+    return json.dumps(
+        {
+            "searchFilter": f"tags.`mlflow.parentRunId` = '{run_id}' AND tags.`amp_track.kind` = 'train'",
+            "orderByKey": f"metrics.`{speed}`",  # by time, the UI folds children under their parent
+            "orderByAsc": False,
+            "runsHiddenMode": "SHOWALL",  # the default is ten
+            "compareRunCharts": [
+                {"uuid": f"{_SECTION}-{number}", "metricSectionId": _SECTION, **shown, **chart}
+                for number, chart in enumerate(charts)
+            ],
+            "compareRunSections": [
+                {"uuid": _SECTION, "name": "Speed, memory, loss", "display": True, "isReordered": False}
+            ],
+            "isAccordionReordered": True,
+        }
+    )

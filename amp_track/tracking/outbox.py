@@ -10,7 +10,9 @@ created is searched by a tag first.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -20,26 +22,23 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import mlflow
+import requests
 
 from amp_track.records import masking
-from amp_track.records.errors import BadInput, StoreFailed
+from amp_track.records.errors import BadInput, StoreFailed, chain
 from amp_track.stores import addresses
-from amp_track.tracking import writes
-from amp_track.tracking.client import is_of_the_server, is_rejection, reason_of
-from amp_track.tracking.writes import WRITES, CreateRun, GoOn, LogCheckpoint, LogFile, Write
+from amp_track.stores.errors import reason_of
+from amp_track.tracking.writes import WRITES, CreateRun, GoOn, LogCheckpoint, LogFile, Write, merge
 from amp_track.workers import interrupts
 
 _log = logging.getLogger("amp_track.tracking")
 _DATABASE, _FILES, _REJECTED = "outbox.db", "files", "refused"
-_TABLES = (
-    "CREATE TABLE outbox (server TEXT NOT NULL)",
-    "CREATE TABLE writes (number INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT, kind TEXT, write TEXT)",
-)
+_TABLE = "CREATE TABLE writes (number INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT, kind TEXT, write TEXT)"
 _KEY_TAG = "amp_track.run_key"
 """The tag that identifies a run if the answer to its creation was lost."""
 _KEY = "to-be-sent-"
@@ -54,17 +53,14 @@ _SAY_AGAIN_SECONDS, _SETTLED_SECONDS = 600.0, 2.0
 _SILENT_SECONDS = 2.0
 """The time at the end of a command after which it reports that it is waiting for the server."""
 _POLL_SECONDS = 0.02
-
-
-class Entry(NamedTuple):
-    """One write that waits.
-
-    `number` is its position, and `run` the key of its run: the run id, or a placeholder until the run is created.
-    """
-
-    number: int
-    run: str
-    write: Write
+_OF_THE_WRITE = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
+"""MLflow's error codes for writes that can never succeed, for example to a deleted run."""
+_OF_THE_SERVER = (
+    "INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED",
+    "UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED", "ENDPOINT_NOT_FOUND",
+)  # fmt: skip
+"""Error codes that do not depend on the write: an overloaded, unauthorized or missing server."""
+_HTTP_OF_THE_SERVER = (401, 403, 404, 407, 408, 429)
 
 
 class Outbox:
@@ -74,15 +70,14 @@ class Outbox:
     Use `Outbox.create` or `Outbox.left_behind`.
     """
 
-    def __init__(self, folder: Path, mode: str, *, timeout: float = 0) -> None:
+    def __init__(self, folder: Path, *, timeout: float = 0) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        url = f"{(folder / _DATABASE).absolute().as_uri()}?mode={mode}"
-        self._database = sqlite3.connect(url, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False)
+        self._database = sqlite3.connect(
+            folder / _DATABASE, timeout=timeout, isolation_level=None, check_same_thread=False
+        )
         try:
-            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._database.execute("BEGIN EXCLUSIVE")
-            self._database.execute("COMMIT")
+            self._database.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT")
         except BaseException:
             self._database.close()
             raise
@@ -90,99 +85,82 @@ class Outbox:
     @classmethod
     def create(cls, root: Path, server: str) -> Outbox:
         """Create an empty outbox in `root` for a server, as named by `addresses.server`. Raise OSError, StoreFailed."""
-        folder = root / uuid.uuid4().hex
+        folder = root / f"{_digest(server)}-{uuid.uuid4().hex}"
         while not folder.exists():
             root.mkdir(mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError):  # another process has just removed the empty `root`
                 folder.mkdir(mode=0o700)
         try:
-            outbox = cls(folder, "rwc", timeout=5)  # another process may look whether it is left behind
-            outbox._database.execute("PRAGMA journal_mode = WAL")  # one write to the disk for a commit instead of three
+            outbox = cls(folder, timeout=5)  # another process may look whether it is left behind
+            # With WAL, a commit is one write to the disk instead of three.
+            outbox._database.executescript(f"PRAGMA journal_mode = WAL; {_TABLE}")
         except sqlite3.Error as error:
             raise _keeps_nothing(folder, error) from error
-        with outbox._changing() as database:
-            for table in _TABLES:
-                database.execute(table)
-            database.execute("INSERT INTO outbox VALUES (?)", (server,))
         return outbox
 
     @classmethod
     def left_behind(cls, root: Path, server: str) -> list[Outbox]:
         """Return this user's outboxes in `root` for the server that no process owns any more, the oldest first."""
         found = []
-        for file in root.glob(f"*/{_DATABASE}"):
+        for file in root.glob(f"{_digest(server)}-*/{_DATABASE}"):
             with suppress(OSError, sqlite3.Error):  # in use, removed meanwhile, or not an outbox
                 made = file.parent.stat()
-                if made.st_uid != os.getuid() or file.is_symlink():
-                    continue
-                outbox = cls(file.parent, "rw")
-                with ExitStack() as stack:
-                    stack.callback(outbox._database.close)
-                    schema = outbox._database.execute("SELECT sql FROM sqlite_master WHERE name != 'sqlite_sequence'")
-                    if {sql for (sql,) in schema} != set(_TABLES):  # the folder may come from somebody else
-                        continue
-                    if outbox._database.execute("SELECT server FROM outbox").fetchone() == (server,):
-                        stack.pop_all()
+                if made.st_uid == os.getuid() and not file.is_symlink():
+                    outbox = cls(file.parent)
+                    if outbox._rows("SELECT sql FROM sqlite_master WHERE name != 'sqlite_sequence'") == [(_TABLE,)]:
                         found.append((made.st_ctime, outbox))
+                    else:  # the folder may come from somebody else: no triggers
+                        outbox._database.close()
         return [outbox for _, outbox in sorted(found, key=lambda each: each[0])]
 
     def __len__(self) -> int:
         """Return the number of waiting writes."""
-        with self._lock:
-            return int(self._database.execute("SELECT count(*) FROM writes").fetchone()[0])
+        return int(self._rows("SELECT count(*) FROM writes")[0][0])
 
-    def holds(self, number: int) -> bool:
-        """Return whether a write is still waiting: a newer checkpoint may have replaced it."""
-        with self._lock:
-            return self._database.execute("SELECT 1 FROM writes WHERE number = ?", (number,)).fetchone() is not None
-
-    def append(self, run: str, write: Write, *, takes: bool = False) -> None:
-        """Keep a write until it is delivered. Of the checkpoints of a run, keep only the last and the best.
-
-        Args:
-            run: the key of its run.
-            write: the write; its file, if any, is stored with it.
-            takes: whether the file may be moved instead of copied.
-        """
-        file = writes.file_of(write)
-        if isinstance(write, LogFile | LogCheckpoint):
-            write = dataclasses.replace(write, file=Path(write.file).name)
-        with self._lock:
-            with self._changing() as database:
-                row = run, write.kind, json.dumps(dataclasses.asdict(write))
-                number = database.execute("INSERT INTO writes (run, kind, write) VALUES (?, ?, ?)", row).lastrowid
+    def append(self, run: str, write: Write) -> None:
+        """Keep a write, and move its file here, until it is delivered. Of checkpoints, keep only the last and best."""
+        file = Path(write.file) if isinstance(write, LogFile | LogCheckpoint) else None
+        fields = dataclasses.asdict(write) | ({"file": file.name} if file is not None else {})
+        with self._transaction() as database:
+            row = run, write.kind, json.dumps(fields)
+            number = database.execute("INSERT INTO writes (run, kind, write) VALUES (?, ?, ?)", row).lastrowid
+            if file is not None:
                 assert number is not None
-                if file is not None:
-                    kept = self._files_of(number) / file.name
-                    kept.parent.mkdir(parents=True, exist_ok=True)
-                    (shutil.move if takes else shutil.copyfile)(file, kept)
-                    with kept.open("rb") as stream:
-                        os.fsync(stream.fileno())
-            if isinstance(write, LogCheckpoint):
-                self._delete(self._replaced_checkpoints(run))
+                kept = self._files_of(number) / file.name
+                kept.parent.mkdir(parents=True)
+                shutil.move(file, kept)
+                with kept.open("rb") as stream:
+                    os.fsync(stream.fileno())
+        if isinstance(write, LogCheckpoint):
+            query = "SELECT number, write FROM writes WHERE run = ? AND kind = 'checkpoint' ORDER BY number"
+            stored = {number: json.loads(text) for number, text in self._rows(query, run)}
+            newest = {role: number for number in stored for role in ("is_last", "is_best") if stored[number][role]}
+            self.remove([number for number in stored if number not in newest.values()])
 
-    def entries(self, most: int) -> list[Entry]:
-        """Return the oldest waiting writes. Reject those that cannot be read."""
-        with self._lock:
-            query = "SELECT number, run, write FROM writes ORDER BY number LIMIT ?"
-            rows = self._database.execute(query, (most,)).fetchall()
+    def oldest(self, most: int) -> list[tuple[int, str, Write]]:
+        """Return the oldest waiting writes: number, run or its key, and write. Reject those that cannot be read."""
         entries = []
-        for number, run, text in rows:
+        for number, run, text in self._rows("SELECT number, run, write FROM writes ORDER BY number LIMIT ?", most):
             try:
-                entries.append(Entry(number, str(run), self._with_path(number, WRITES.validate_json(text))))
+                write = WRITES.validate_json(text)
+                if isinstance(write, LogFile | LogCheckpoint):
+                    write = dataclasses.replace(write, file=str(self._checked(self._files_of(number) / write.file)))
+                entries.append((number, str(run), write))
             except (ValueError, TypeError):  # damaged, or from another version
                 self.reject(number)
         return entries
 
     def remove(self, numbers: Sequence[int]) -> None:
         """Delete delivered writes."""
-        with self._lock:
-            self._delete(numbers)
+        with self._transaction() as database:
+            database.executemany("DELETE FROM writes WHERE number = ?", [(number,) for number in numbers])
+        for number in numbers:  # afterwards: a write without its file would be rejected
+            shutil.rmtree(self._files_of(number), ignore_errors=True)
 
     def reject(self, number: int) -> Path | None:
-        """Move a rejected write to another folder, and return the folder; None if the write no longer waits."""
+        """Move a rejected write to another folder, and return it; None if a newer checkpoint has replaced the write."""
         rejected = self.folder.parent / _REJECTED / self.folder.name
-        with self._lock, self._changing() as database:
+        with self._transaction() as database:
             row = database.execute("SELECT run, write FROM writes WHERE number = ?", (number,)).fetchone()
             if row is None:
                 return None
@@ -195,7 +173,7 @@ class Outbox:
 
     def name_run(self, key: str, run_id: str) -> None:
         """Remove the creation of a run that the server has created, and give its id to the other writes of the run."""
-        with self._lock, self._changing() as database:
+        with self._transaction() as database:
             database.execute("DELETE FROM writes WHERE run = ? AND kind = 'create'", (key,))
             database.execute("UPDATE writes SET run = ? WHERE run = ?", (run_id, key))
 
@@ -208,48 +186,32 @@ class Outbox:
             with suppress(OSError):  # another process has an outbox there
                 self.folder.parent.rmdir()
 
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        with self._lock:  # not within a transaction of the other thread
+            return self._database.execute(query, values).fetchall()
+
     @contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Commit the changes of a block, or none of them. Raise StoreFailed if the disk does not accept them."""
         try:
-            self._database.execute("BEGIN")
-            yield self._database
-            self._database.execute("COMMIT")
-        except BaseException as error:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
-                raise _keeps_nothing(self.folder, error) from error
-            raise
-
-    def _delete(self, numbers: Sequence[int]) -> None:
-        with self._changing() as database:
-            database.executemany("DELETE FROM writes WHERE number = ?", [(number,) for number in numbers])
-        for number in numbers:  # afterwards: a write without its file would be rejected
-            shutil.rmtree(self._files_of(number), ignore_errors=True)
-
-    def _replaced_checkpoints(self, run: str) -> list[int]:
-        """Return the numbers of the checkpoints of a run that newer ones replace: a server may be down for a day."""
-        replaced, has_last, has_best = [], False, False
-        rows = "SELECT number, write FROM writes WHERE run = ? AND kind = 'checkpoint' ORDER BY number DESC"
-        for number, text in self._database.execute(rows, (run,)).fetchall():
-            write = json.loads(text)
-            if not (write["is_last"] and not has_last) and not (write["is_best"] and not has_best):
-                replaced.append(number)
-            has_last, has_best = has_last or write["is_last"], has_best or write["is_best"]
-        return replaced
-
-    def _with_path(self, number: int, write: Write) -> Write:
-        """Return the write with the path of its file, which must be in this outbox."""
-        if not isinstance(write, LogFile | LogCheckpoint):
-            return write
-        file = self._files_of(number) / write.file
-        if file.resolve() != self.folder.resolve() / file.relative_to(self.folder):
-            raise ValueError(f"got the path {write.file!r}, expected a file of this outbox")
-        return dataclasses.replace(write, file=str(file))
+            with self._lock, self._database as database:
+                database.execute("BEGIN")
+                yield database
+        except sqlite3.Error as error:
+            raise _keeps_nothing(self.folder, error) from error
 
     def _files_of(self, number: int) -> Path:
         return self.folder / _FILES / f"{number:09}"
+
+    def _checked(self, file: Path) -> Path:
+        """Return the file of a write if it is in this outbox, not behind a link or `..`."""
+        if file.resolve() != self.folder.resolve() / file.relative_to(self.folder):
+            raise ValueError(f"got the path {str(file)!r}, expected a file of this outbox")
+        return file
+
+
+def _digest(server: str) -> str:
+    return hashlib.sha256(server.encode()).hexdigest()[:16]
 
 
 def _keeps_nothing(folder: Path, error: sqlite3.Error) -> StoreFailed:
@@ -261,8 +223,7 @@ class Sender:
 
     def __init__(self, uri: str, root: Path) -> None:
         self._client = mlflow.MlflowClient(tracking_uri=uri)
-        self._address = masking.masked(uri)
-        self._server = addresses.server(uri)
+        self._address, self._server = masking.masked(uri), addresses.server(uri)
         self._root = root
         self._changed = threading.Condition()
         self._outboxes: list[Outbox] = []
@@ -272,11 +233,11 @@ class Sender:
         self._thread: threading.Thread | None = None
         self._failures = 0
         """Number of failed attempts in a row."""
+        self._doubts = 0
+        """Number of failed attempts in a row that may be due to the write."""
         self._may_be_made: set[str] = set()
         """The keys of runs whose creation was attempted without an answer."""
-        self._doubts = 0
-        """Number of failed attempts that may be due to the write."""
-        self._alone = 0
+        self._singly = 0
         """Number of next writes to send one by one: the server has rejected a merged request."""
         self._has_rejected = False
         self._said_down: float | None = None
@@ -298,7 +259,7 @@ class Sender:
         with self._changed:
             self._outboxes[:0] = left
             self._wake()
-        return sum(len(outbox) for outbox in left)
+        return sum(map(len, left))
 
     def create(self, write: CreateRun) -> str:
         """Create a run later, and return its key."""
@@ -306,13 +267,13 @@ class Sender:
         self.write(key, write)
         return key
 
-    def write(self, run: str, write: Write, *, takes: bool = False) -> None:
-        """Store a write, and deliver it as soon as possible. See `Outbox.append`."""
+    def write(self, run: str, write: Write) -> None:
+        """Store a write, take its file, and deliver it as soon as possible."""
         with self._changed:
             if self._own is None:
                 self._own = Outbox.create(self._root, self._server)
                 self._outboxes.append(self._own)
-            self._own.append(self.id_of(run), write, takes=takes)
+            self._own.append(self.id_of(run), write)
             self._wake()
 
     def id_of(self, run: str) -> str:
@@ -348,7 +309,7 @@ class Sender:
 
     def _waiting(self) -> int:
         """Return the number of waiting writes."""
-        return sum(len(outbox) for outbox in list(self._outboxes))
+        return sum(map(len, list(self._outboxes)))
 
     def _wake(self) -> None:
         """Notify the thread, and start it if necessary. The caller holds the condition."""
@@ -359,53 +320,44 @@ class Sender:
 
     def _deliver_all(self) -> None:
         """Deliver writes until the process ends."""
-        pause = _FIRST_PAUSE_SECONDS
         while True:
             with self._changed:
                 while (outbox := next((each for each in self._outboxes if len(each)), None)) is None:
                     self._changed.wait()
             try:
-                has_delivered = self._deliver_next(outbox)
+                if self._deliver_next(outbox):
+                    self._note_success()
             except Exception as error:  # on any error, writes are kept and retried
                 self._note_failure(error)
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            else:
-                pause = _FIRST_PAUSE_SECONDS
-                if has_delivered:
-                    self._note_success()
+                time.sleep(min(_FIRST_PAUSE_SECONDS * 2 ** min(self._failures - 1, 9), _LONGEST_PAUSE_SECONDS))
 
     def _deliver_next(self, outbox: Outbox) -> bool:
         """Deliver the oldest write and those that fit into the same request. Return whether that succeeded."""
-        entries = outbox.entries(1 if self._alone else _AT_ONCE)
-        if not entries:
+        if not (entries := outbox.oldest(1 if self._singly else _AT_ONCE)):
             return False
-        (number, run, write), numbers = entries[0], [entries[0].number]
-        for entry in entries[1:]:
-            if entry.run != run or (merged := writes.merged(write, entry.write)) is None:
+        numbers, (_, run, write) = [entries[0][0]], entries[0]
+        for number, of_run, later in entries[1:]:
+            if of_run != run or (merged := merge(write, later)) is None:
                 break
             write = merged
-            numbers.append(entry.number)
+            numbers.append(number)
         try:
             if isinstance(write, CreateRun):
                 self._create(outbox, run, write)
             elif not isinstance(write, GoOn) or outbox is self._own:  # runs of a dead process do not continue
-                writes.apply(self._client, self.id_of(run), write)
+                write.send(self._client, self.id_of(run))
         except Exception as error:
-            if not outbox.holds(number):  # a newer checkpoint has replaced it
-                self._doubts = 0
-                return False
             self._doubts = 0 if is_of_the_server(error) else self._doubts + 1
             if not is_rejection(error) and self._doubts < _ATTEMPTS:
                 raise
             self._doubts = 0
             if len(numbers) > 1:
-                self._alone = len(numbers)
-            elif (folder := outbox.reject(number)) is not None and not self._has_rejected:
+                self._singly = len(numbers)
+            elif (folder := outbox.reject(numbers[0])) is not None and not self._has_rejected:
                 self._has_rejected = True
                 _log.warning("%s rejected records, which are kept in %s: %s", self._address, folder, reason_of(error))
             return False
-        self._doubts, self._alone = 0, max(self._alone - 1, 0)
+        self._doubts, self._singly = 0, max(self._singly - 1, 0)
         if not isinstance(write, CreateRun):  # `name_run` has removed it, and the main thread may close an empty outbox
             outbox.remove(numbers)
         return True
@@ -416,8 +368,7 @@ class Sender:
         run_id = find_by_key(self._client, write.experiment_id, key) if may_be_made else None
         if run_id is None:
             self._may_be_made.add(key)
-            write = dataclasses.replace(write, tags=write.tags | {_KEY_TAG: key})
-            run_id = writes.create(self._client, write).info.run_id
+            run_id = dataclasses.replace(write, tags=write.tags | {_KEY_TAG: key}).create(self._client).info.run_id
         self._may_be_made.discard(key)
         with self._changed:  # no write with the key in between
             self._ids[key] = run_id
@@ -428,8 +379,8 @@ class Sender:
         if self._said_down is None or time.monotonic() - self._said_down > _SAY_AGAIN_SECONDS:
             self._said_down = time.monotonic()
             _log.warning(
-                "%s accepts no records now (%s). They are kept in %s until it does.", self._address,
-                reason_of(error), self._root,
+                "%s accepts no records now (%s). They are kept in %s until it does.", self._address, reason_of(error),
+                self._root,
             )  # fmt: skip
 
     def _note_success(self) -> None:
@@ -439,6 +390,25 @@ class Sender:
             with self._changed:  # `finish` closes outboxes
                 waiting = self._waiting()
             _log.warning("%s accepts records again: sending %d that were waiting", self._address, waiting)
+
+
+def is_rejection(error: Exception) -> bool:
+    """Return whether the store rejected a write for good, so that retries are useless."""
+    if isinstance(error, mlflow.exceptions.MlflowException):
+        return error.error_code in _OF_THE_WRITE
+    return isinstance(error, FileNotFoundError)
+
+
+def is_of_the_server(error: Exception) -> bool:
+    """Return whether an error is due to the server or the network, so that a retry may succeed."""
+    for cause in chain(error):
+        if isinstance(cause, requests.HTTPError) and cause.response is not None:
+            return cause.response.status_code >= 500 or cause.response.status_code in _HTTP_OF_THE_SERVER
+        if isinstance(cause, requests.RequestException | ConnectionError | TimeoutError | json.JSONDecodeError):
+            return True  # JSON: a proxy answered with an HTML page
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE):
+            return True
+    return isinstance(error, mlflow.exceptions.MlflowException) and error.error_code in _OF_THE_SERVER
 
 
 def is_key(run: str) -> bool:
@@ -459,25 +429,22 @@ class Direct:
         self._client = client
 
     def create(self, write: CreateRun) -> str:
-        """Create a run and return its id."""
-        return str(writes.create(self._client, write).info.run_id)
+        return str(write.create(self._client).info.run_id)
 
-    def write(self, run: str, write: Write, *, takes: bool = False) -> None:
-        """Write to a run immediately. With `takes`, remove the file of the write."""
-        writes.apply(self._client, run, write)
-        if takes and (file := writes.file_of(write)) is not None:
-            file.unlink()
+    def write(self, run: str, write: Write) -> None:
+        assert not isinstance(write, CreateRun)
+        write.send(self._client, run)
+        if isinstance(write, LogFile | LogCheckpoint):
+            Path(write.file).unlink()
 
     def id_of(self, run: str) -> str:
-        """Return the key, which is the id."""
         return run
 
     def drain(self, *, seconds: float = 0) -> bool:
-        """Return True: all writes are stored."""
         return True
 
     def finish(self, *, seconds: float = 0) -> None:
-        """Do nothing: all writes are stored."""
+        """All writes are stored already."""
 
 
 Sink = Direct | Sender

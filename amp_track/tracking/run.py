@@ -15,24 +15,22 @@ from amp_track.config.inspection import Inspection
 from amp_track.records import metrics as names
 from amp_track.records.diagnosis import LayerGradients
 from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
-from amp_track.records.metrics import LOGGED_METRICS
 from amp_track.records.result import JobResult
 from amp_track.records.units import MEBIBYTE
+from amp_track.tracking.mlflow_internals import trainings_view, view_tag
 from amp_track.tracking.outbox import Sink
 from amp_track.tracking.writes import (
     METRICS_PER_BATCH,
     PARAMS_PER_BATCH,
-    DatasetRow,
     EndRun,
     GoOn,
-    KeepView,
     LogBatch,
     LogCheckpoint,
     LogDatasets,
     LogFile,
     LogText,
     MetricRow,
-    Write,
+    TagExperiment,
     now_ms,
 )  # fmt: skip
 
@@ -60,21 +58,16 @@ class Run:
         self, sink: Sink, key: str, experiment_id: str, *, existing: StoredRun | None = None, started_ms: int = 0
     ) -> None:
         self.experiment_id = experiment_id
-        self._sink = sink
-        self._key = key
+        self._sink, self._key, self._existing = sink, key, existing
+        self._started_ms = started_ms if existing is None else existing.info.start_time or 0
         self._metrics: list[MetricRow] = []
         self._params: dict[str, str] = {}
         self._tags: dict[str, str] = {}
         self._flushed = time.monotonic()
-        self._known_params = dict(existing.data.params) if existing is not None else {}
-        self._tables: list[dict[str, str]] = json.loads(existing.data.tags.get(_TABLES, "[]")) if existing else []
-        self._started_ms = (existing.info.start_time or 0) if existing is not None else started_ms
-        """The clock may have been set back since the start."""
-        self._artifact_uri = str(existing.info.artifact_uri) if existing is not None else ""
+        self._tables = json.loads(existing.data.tags.get(_TABLES, "[]")) if existing is not None else []
+        self._diagnosed: list[LayerGradients] = []
         self.on_record: Mapping[str, Mapping[int, float]] = {}
         """The metrics that a resumed run had logged before, by step or epoch. Empty for a new run."""
-        self._diagnosed: list[LayerGradients] = []
-
         self.has_checkpoint = False
         """Whether a checkpoint is stored, so that this training can be resumed."""
 
@@ -105,7 +98,7 @@ class Run:
         match event:
             case Started(settings=settings, scale=scale):
                 self.tags({f"amp_track.{name}": value for name, value in settings})
-                self.metric(names.SCALE, scale, 0)
+                self.metric(names.SCALE, scale)
             case EpochEnded():
                 self.metric(names.TRAIN_LOSS, event.train_loss, event.epoch)
                 self.metric(names.EVAL_LOSS, event.eval_loss, event.epoch)
@@ -118,15 +111,12 @@ class Run:
                 self._diagnosis(event.diagnosed)
             case CheckpointWritten():
                 self.flush()  # a resumed training does not repeat the steps before the checkpoint
-                checkpoint = LogCheckpoint(
-                    file=event.file, step=event.step, is_last=event.is_last, is_best=event.is_best
-                )
-                self._write(checkpoint, takes=True)
+                self._sink.write(self._key, LogCheckpoint(**vars(event)))
                 self.has_checkpoint = True
             case Noted(text=text):
                 self.tags({"amp_track.note": text})
-            case FileWritten(file=file, folder=folder):
-                self._write(LogFile(file=file, folder=folder), takes=True)
+            case FileWritten():
+                self._sink.write(self._key, LogFile(**vars(event)))
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self.flush()
 
@@ -137,8 +127,8 @@ class Run:
             self.tags({"amp_track.message": job_result.message})
         if job_result.traceback:
             self.text("traceback.txt", job_result.traceback)
-        for metric in LOGGED_METRICS:
-            self.metric(metric.name, metric.of(job_result))
+        for name, value in names.logged_metrics(job_result).items():
+            self.metric(name, value)
         if job_result.scale is not None:
             last_step, last_scale = job_result.scale.history[-1]
             if last_scale == job_result.scale.history[-2][1]:  # else it was logged as a change
@@ -156,24 +146,19 @@ class Run:
             self.metric(names.UNDERFLOW_FRACTION, sum(look.underflowing for look in of_step) / values, step)
             self.metric(names.ZERO_FRACTION, sum(look.zero for look in of_step) / values, step)
 
-    def dataset(self, inspection: Inspection) -> None:
+    def dataset(self, found: Inspection) -> None:
         """Log the training and evaluation data sets."""
-        source = json.dumps({"workload": inspection.workload_name, "digest": inspection.workload_digest})
-        samples = {"train": inspection.training_samples, "eval": inspection.evaluation_samples}
-        datasets = {
-            context: DatasetRow(
-                name=f"{inspection.workload_name}-{context}",
-                digest=inspection.dataset_digest,
-                source=source,
-                profile=json.dumps({"num_rows": rows}),
-            )
-            for context, rows in samples.items()
-        }
-        self._write(LogDatasets(datasets=datasets))
+        write = LogDatasets(
+            workload=found.workload_name,
+            workload_digest=found.workload_digest,
+            digest=found.dataset_digest,
+            samples={"train": found.training_samples, "eval": found.evaluation_samples},
+        )
+        self._sink.write(self._key, write)
 
     def text(self, file: str, text: str) -> None:
         """Store a text as an artifact."""
-        self._write(LogText(path=file, text=text))
+        self._sink.write(self._key, LogText(path=file, text=text))
 
     def table(self, file: str, columns: Mapping[str, Sequence[Any]]) -> None:
         """Store a table like MLflow's `log_table`, but replace an existing one instead of appending."""
@@ -184,16 +169,19 @@ class Run:
             self.tags({_TABLES: json.dumps(self._tables)})
 
     def artifact(self, file: Path) -> None:
-        """Store a file as an artifact."""
-        self._write(LogFile(file=str(file)))
+        """Move a file to the artifacts."""
+        self._sink.write(self._key, LogFile(file=str(file)))
 
     def artifact_path(self, file: str) -> str:
         """Return the path or URL of an artifact of a top-level run."""
-        return f"{self._artifact_uri}/{file}".removeprefix("file://")
+        artifacts = self._existing.info.artifact_uri if self._existing is not None else ""
+        return f"{artifacts}/{file}".removeprefix("file://")
 
     def keep_view(self, *, batches_differ: bool) -> None:
         """Store charts of the trainings under this run, for the URL from `report.links.trainings`."""
-        self._write(KeepView(experiment_id=self.experiment_id, batches_differ=batches_differ))
+        view = trainings_view(self.run_id, batches_differ=batches_differ)
+        tag = TagExperiment(experiment_id=self.experiment_id, name=view_tag(self.run_id), value=view)
+        self._sink.write(self._key, tag)
 
     def flush(self) -> None:
         """Send all buffered metrics, params and tags."""
@@ -204,7 +192,7 @@ class Run:
             batch = LogBatch(metrics=metrics[:METRICS_PER_BATCH], params=dict(params[:PARAMS_PER_BATCH]), tags=tags)
             metrics, params, tags = metrics[METRICS_PER_BATCH:], params[PARAMS_PER_BATCH:], {}
             try:
-                self._write(batch)
+                self._sink.write(self._key, batch)
             except BaseException:  # keep the rest for another flush
                 self._metrics, self._params = metrics + self._metrics, dict(params) | self._params
                 raise
@@ -212,14 +200,11 @@ class Run:
 
     def go_on(self, tags: dict[str, str]) -> None:
         """Set the run to RUNNING again, with tags, if an interrupted search worker has ended it."""
-        self._write(GoOn(tags=tags))
+        self._sink.write(self._key, GoOn(tags=tags))
 
     def end(self, status: str) -> None:
-        """End the run as FINISHED, FAILED or KILLED."""
-        self._write(EndRun(status=status, end_time_ms=max(now_ms(), self._started_ms)))
-
-    def _write(self, write: Write, *, takes: bool = False) -> None:
-        self._sink.write(self._key, write, takes=takes)
+        """End the run as FINISHED, FAILED or KILLED: not before its start, though the clock may have been set back."""
+        self._sink.write(self._key, EndRun(status=status, end_time_ms=max(now_ms(), self._started_ms)))
 
     def _without_clashes(self, params: dict[str, str]) -> dict[str, str]:
         """Return the params that can be logged, as NAME.resolved if the run has another value.
@@ -227,7 +212,7 @@ class Run:
         `mlflow run` has already logged the -P values as typed, and params cannot be changed. The resolved value ("auto"
         became 525) is logged in addition.
         """
-        known = self._known_params
+        known = self._existing.data.params if self._existing is not None else {}
         return {
             name if name not in known else f"{name}.resolved": value
             for name, value in params.items()
@@ -236,8 +221,7 @@ class Run:
 
     def resume(self, on_record: Mapping[str, Mapping[int, float]]) -> None:
         """Set the logged metrics of this run: the resumed training repeats the steps after its checkpoint."""
-        self.has_checkpoint = True
-        self.on_record = on_record
+        self.has_checkpoint, self.on_record = True, on_record
 
 
 def _is_same(known: float | None, value: float) -> bool:
@@ -246,6 +230,7 @@ def _is_same(known: float | None, value: float) -> bool:
 
 def _columns(looks: Sequence[LayerGradients]) -> dict[str, list[Any]]:
     """Return the table of the diagnosis: fractions instead of counts, and inf as text for JSON."""
+    largest = [look.largest_output for look in looks]
     return {
         "step": [look.step for look in looks],
         "layer": [look.layer for look in looks],
@@ -253,8 +238,5 @@ def _columns(looks: Sequence[LayerGradients]) -> dict[str, list[Any]]:
         "non-finite": [look.non_finite / max(look.values, 1) for look in looks],
         "underflowing": [look.underflowing / max(look.values, 1) for look in looks],
         "zero": [look.zero / max(look.values, 1) for look in looks],
-        "largest output": [
-            str(size) if size is not None and not math.isfinite(size) else size
-            for size in (look.largest_output for look in looks)
-        ],
+        "largest output": [size if size is None or math.isfinite(size) else str(size) for size in largest],
     }

@@ -1,4 +1,4 @@
-"""Log the tags and params that describe a run: job, device, versions, data, the workload's commit and its process.
+"""The tags and params that describe a run: job, device, versions, data, the workload's commit and its process.
 
 The process identifies the runs that are RUNNING although it has died.
 """
@@ -9,8 +9,9 @@ import functools
 import importlib.metadata
 import json
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from mlflow.entities import Run as StoredRun
 
@@ -22,9 +23,9 @@ from amp_track.workers import liveness
 
 PROCESS = "amp_track.process"
 """The tag that identifies the process that writes a run."""
-_PARENT = "mlflow.parentRunId"
-
 DIGEST_TAG, IMPORTS_TAG = "amp_track.workload_digest", "amp_track.workload_imports"
+"""The tags by which `train --resume` checks the workload's source before importing it."""
+_PARENT = "mlflow.parentRunId"
 
 
 def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, varied: Collection[str] = ()) -> None:
@@ -34,16 +35,13 @@ def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, varied: C
     """
     run.params({name: value for name, value in job.params().items() if name not in varied})
     if "precision" not in varied:
-        run.tags(
-            {
-                "amp_track.precision_reason": inspection.support(job.precision).reason,
-                "mlflow.runColor": PRECISION_COLORS[job.precision],
-            }
-        )
+        reason = inspection.support(job.precision).reason
+        run.tags({"amp_track.precision_reason": reason, "mlflow.runColor": PRECISION_COLORS[job.precision]})
     run.tags(
         {
             "amp_track.kind": kind,
-            **_resumable_tags(job),
+            **process_tag(),
+            "amp_track.job": job.as_json(),
             "amp_track.device": inspection.hardware.name,
             "amp_track.device_kind": inspection.hardware.kind,
             "amp_track.device_capability": inspection.hardware.capability,
@@ -60,34 +58,24 @@ def describe_plan(run: Run, job: Job, inspection: Inspection, settings: dict[str
     run.tags(_origin_tags(job, inspection))
 
 
-def _origin_tags(job: Job, inspection: Inspection) -> dict[str, str]:
-    """Return the tags of the workload's source and of the versions of its packages."""
-    return {
-        **_source_tags(inspection),
-        **{f"amp_track.version.{name}": value for name, value in (*inspection.versions, *_versions())},
-        **_commit_of(job.workload),
-    }
-
-
 def resumed_tags(job: Job, inspection: Inspection) -> dict[str, str]:
     """Return the tags that change when a run is resumed. MLflow does not allow params to change."""
     length = f"{job.epochs} epochs" if job.epochs else f"{job.steps} steps"
-    return _resumable_tags(job) | _source_tags(inspection) | {"amp_track.resumed": length}
+    return process_tag() | _source_tags(inspection) | {"amp_track.job": job.as_json(), "amp_track.resumed": length}
+
+
+def _origin_tags(job: Job, inspection: Inspection) -> dict[str, str]:
+    versions = {f"amp_track.version.{name}": value for name, value in (*inspection.versions, *_versions())}
+    return _source_tags(inspection) | versions | _commit_of(job.workload)
 
 
 def _source_tags(inspection: Inspection) -> dict[str, str]:
-    """Return the tags by which `train --resume` checks the workload's source before importing it."""
     return {DIGEST_TAG: inspection.workload_digest, IMPORTS_TAG: json.dumps(inspection.workload_imports)}
-
-
-def _resumable_tags(job: Job) -> dict[str, str]:
-    return process_tag() | {"amp_track.job": job.as_json()}
 
 
 @functools.cache
 def _versions() -> tuple[tuple[str, str], ...]:
-    packages = ("mlflow", "optuna", "torchvision")
-    return tuple((name, importlib.metadata.version(name)) for name in packages)
+    return tuple((name, importlib.metadata.version(name)) for name in ("mlflow", "optuna", "torchvision"))
 
 
 @functools.cache
@@ -121,7 +109,7 @@ def stale_runs(running: Sequence[StoredRun]) -> list[StoredRun]:
     This is unknown for a process on another machine or in another container. The run of a study is alive as long as one
     of its search workers is.
     """
-    stale = [run for run in running if _is_gone(run)]
+    stale = [run for run in running if _process_is(liveness.is_gone, run)]
     ids = {run.info.run_id for run in stale}
     at_work = {run.data.tags.get(_PARENT) for run in running if run.info.run_id not in ids}
     return [run for run in stale if run.info.run_id not in at_work]
@@ -129,10 +117,9 @@ def stale_runs(running: Sequence[StoredRun]) -> list[StoredRun]:
 
 def is_at_work(run: StoredRun) -> bool:
     """Return whether the process of a run is alive on this machine."""
-    process = run.data.tags.get(PROCESS)
-    return process is not None and liveness.is_at_work(json.loads(process))
+    return _process_is(liveness.is_at_work, run)
 
 
-def _is_gone(run: StoredRun) -> bool:
+def _process_is(state: Callable[[dict[str, Any]], bool], run: StoredRun) -> bool:
     process = run.data.tags.get(PROCESS)
-    return process is not None and liveness.is_gone(json.loads(process))
+    return process is not None and state(json.loads(process))

@@ -18,19 +18,19 @@ from mlflow.entities import Run as StoredRun
 from pydantic import TypeAdapter, ValidationError
 
 from amp_track.config.job import Job
-from amp_track.records import masking
 from amp_track.records import metrics as names
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.events import PLOTS
+from amp_track.records.masking import masked
 from amp_track.records.result import JobStatus
 from amp_track.stores import addresses, sqlite_files
+from amp_track.stores.errors import reason_of
 from amp_track.stores.locks import store_lock
 from amp_track.tracking import checkpoints, environment, mlflow_internals
-from amp_track.tracking.client import hush, open_client, reason_of
 from amp_track.tracking.outbox import Sender, find_by_key, is_key, sink_for
 from amp_track.tracking.run import Run
 from amp_track.tracking.tags import DIGEST_TAG, IMPORTS_TAG, PROCESS, is_at_work, process_tag, stale_runs
-from amp_track.tracking.writes import CreateRun, ResumeRun, create, killed, now_ms, set_clock
+from amp_track.tracking.writes import CreateRun, ResumeRun, killed, now_ms
 from amp_track.workers import interrupts, liveness
 
 _SECONDS_AFTER_AN_INTERRUPT = 1.0
@@ -60,7 +60,7 @@ class Tracker:
         uri: the store's address, which the command has checked.
         outbox_folder: where records wait for a server that does not answer; a database file needs none.
         experiment: the name of the experiment of new runs.
-        resumes: whether runs are resumed alone, wherever the environment would put new ones.
+        resumes: whether runs are only resumed, wherever the environment would put new ones.
 
     Raises:
         BadInput: another version of MLflow created the store, or the environment names a run or an experiment that is
@@ -75,18 +75,18 @@ class Tracker:
         experiment: str | None = None,
         resumes: bool = False,
     ) -> None:
-        hush()
-        set_clock()
+        mlflow_internals.hush()
         self.uri = uri
         self._experiment = experiment
-        if not addresses.StoreAddress.parse(uri).exists() and not resumes:
+        self._open_runs = 0
+        address = addresses.StoreAddress.parse(uri)
+        if not address.exists() and not resumes:
             environment.check_new_store(uri, experiment)
         with store_lock(uri):
-            if (file := addresses.StoreAddress.parse(uri).sqlite_file) is not None:
-                mlflow_internals.make_store(file)
-            self._client = open_client(uri)
+            if address.sqlite_file is not None:
+                mlflow_internals.make_store(address.sqlite_file)
+            self._client = mlflow_internals.open_client(uri)
         self._sink = sink_for(uri, self._client, outbox_folder)
-        self._open_runs = 0
         if not resumes:
             self._check_environment()
         if isinstance(self._sink, Sender) and (left := self._sink.adopt_left_behind()):
@@ -120,11 +120,12 @@ class Tracker:
             parent: the parent run.
         """
         # The process tag first: later commands use it to find stale RUNNING runs.
-        run = self._open(name, tags | process_tag(), run_id, parent)
+        tags = tags | process_tag()
+        run = self._create(name, tags, parent) if run_id is None else self._reopen(run_id, tags)
         self._open_runs += 1
         status = "FAILED"
         try:
-            if parent is None and (count := self._end_abandoned(run.experiment_id)):
+            if parent is None and (count := self._end_stale(run.experiment_id)):
                 _log.warning("ended %d %s whose process had died", count, "runs" if count > 1 else "run")
             yield run
             run.flush()  # a run with missing records is not FINISHED
@@ -145,15 +146,13 @@ class Tracker:
     @contextmanager
     def finished_run(self, run_id: str) -> Iterator[Run]:
         """Open a run to add artifacts and tags, without changing its status or end time."""
-        existing = self._ask(lambda: self._client.get_run(run_id))
+        existing = self._get(run_id)
         run = Run(self._sink, run_id, existing.info.experiment_id, existing=existing)
         yield run
         run.flush()
-        self._sink.finish(seconds=math.inf)
+        self._sink.finish()
 
-    def _open(self, name: str, tags: dict[str, str], run_id: str | None, parent: Run | None) -> Run:
-        if run_id is not None:
-            return self._opened_again(run_id, tags)
+    def _create(self, name: str, tags: dict[str, str], parent: Run | None) -> Run:
         if parent is not None:
             tags = tags | {"mlflow.parentRunId": parent.run_id}
             parent.go_on(process_tag())
@@ -162,13 +161,13 @@ class Tracker:
         write = CreateRun(experiment_id=experiment_id, name=name, tags=tags, start_time_ms=now_ms())
         if parent is not None:
             return Run(self._sink, self._sink.create(write), experiment_id, started_ms=write.start_time_ms)
-        made = self._ask(lambda: create(self._client, write), writes=True)
+        made = self._ask(lambda: write.create(self._client), writes=True)
         return Run(self._sink, made.info.run_id, experiment_id, existing=made)
 
-    def _opened_again(self, run_id: str, tags: dict[str, str]) -> Run:
+    def _reopen(self, run_id: str, tags: dict[str, str]) -> Run:
         if not self.exists(run_id):
             raise environment.not_there(self.uri, "MLFLOW_RUN_ID", run_id, "a run")
-        existing = self._ask(lambda: self._client.get_run(run_id))
+        existing = self._get(run_id)
         self._sink.write(run_id, ResumeRun())
         run = Run(self._sink, run_id, existing.info.experiment_id, existing=existing)
         run.tags(tags)
@@ -191,9 +190,12 @@ class Tracker:
             if getattr(error, "error_code", None) in environment.NOT_THERE:
                 raise
             raise StoreFailed(
-                f"{masking.masked(self.uri)} does not answer ({reason_of(error)}). Nothing is lost: run the same "
-                "command again later."
+                f"{masked(self.uri)} does not answer ({reason_of(error)}). Nothing is lost: run the same command again "
+                "later."
             ) from error
+
+    def _get(self, run_id: str) -> StoredRun:
+        return self._ask(lambda: self._client.get_run(run_id))
 
     def resumable(self, run_id: str) -> Resumable:
         """Return the information that is needed to resume a run.
@@ -203,10 +205,9 @@ class Tracker:
         """
         if not self.exists(run_id):
             raise BadInput(
-                f"--resume: got {run_id}, expected a run in {masking.masked(self.uri)}. Set its store with "
-                "--tracking-uri."
+                f"--resume: got {run_id}, expected a run in {masked(self.uri)}. Set its store with --tracking-uri."
             )
-        run = self._ask(lambda: self._client.get_run(run_id))
+        run = self._get(run_id)
         tags = run.data.tags
         if tags.get("amp_track.kind") != "train" or "amp_track.job" not in tags:
             raise BadInput(f"--resume: run {run_id} was not created by amp-track train. Use the id of a run that was.")
@@ -216,12 +217,12 @@ class Tracker:
                 f"--resume: process {process['pid']} on {process['host']} is still training run {run_id}. Stop it "
                 "first, or, if that machine no longer exists, end the run with MlflowClient().set_terminated."
             )
-        return Resumable(
-            job=Job.from_json(tags["amp_track.job"]),
-            workload_digest=tags.get(DIGEST_TAG, ""),
-            workload_imports=_imports_on_record(tags.get(IMPORTS_TAG)),
-            is_finished=run.info.status == "FINISHED",
-        )
+        try:
+            imports = TypeAdapter(tuple[str, ...]).validate_json(tags.get(IMPORTS_TAG, ""))
+        except ValidationError:  # the tag is missing or was cut
+            imports = None
+        is_finished = run.info.status == "FINISHED"
+        return Resumable(Job.from_json(tags["amp_track.job"]), tags.get(DIGEST_TAG, ""), imports, is_finished)
 
     def fetch_checkpoint(self, run_id: str, folder: Path) -> Path:
         """Download the newest checkpoint of a run into `folder`. Raise BadInput without one."""
@@ -229,24 +230,22 @@ class Tracker:
 
     def on_record(self, run_id: str, metric_name: str) -> dict[str, dict[int, float]]:
         """Return the training metrics that a run has logged, by name and by step or epoch."""
-        return {
-            name: {
-                metric.step: metric.value
-                for metric in self._ask(lambda name=name: self._client.get_metric_history(run_id, name))  # type: ignore[misc]
-            }
-            for name in names.streamed_metrics(metric_name)
-        }
+
+        def read(name: str) -> dict[int, float]:
+            return {metric.step: metric.value for metric in self._client.get_metric_history(run_id, name)}
+
+        return self._ask(lambda: {name: read(name) for name in names.streamed_metrics(metric_name)})
 
     def fetch_plots(self, run_id: str, folder: Path) -> dict[str, Path]:
         """Download the plots of the workload into `folder` and return them by name; empty without any."""
         if not self._sink.drain() or not self.exists(run_id):
             return {}
 
-        def download() -> list[str]:
+        def download() -> list[Path]:
             files = [item.path for item in self._client.list_artifacts(run_id, PLOTS)]
-            return [str(self._client.download_artifacts(run_id, file, str(folder))) for file in files]
+            return [Path(self._client.download_artifacts(run_id, file, str(folder))) for file in files]
 
-        return {Path(file).stem: Path(file) for file in self._ask(download)}
+        return {file.stem: file for file in self._ask(download)}
 
     def id_of(self, run_id: str, experiment_id: str) -> str:
         """Return the id of a run of an experiment that was made when a server was down, if it has made it since."""
@@ -265,14 +264,14 @@ class Tracker:
     def exists(self, run_id: str) -> bool:
         """Return whether the store has this run and it is not deleted. Raise errors of the store."""
         try:
-            return bool(self._ask(lambda: self._client.get_run(run_id)).info.lifecycle_stage == "active")
+            return bool(self._get(run_id).info.lifecycle_stage == "active")
         except mlflow.exceptions.MlflowException as error:
             if error.error_code not in environment.NOT_THERE:
                 raise
             return False
 
     def kill_orphans(self, parent_run_id: str, finished_trials: Mapping[str, Mapping[int, bool]]) -> int:
-        """End the child runs whose process was killed as KILLED.
+        """End the child runs whose process was killed as KILLED. Return their number.
 
         They are RUNNING although their Optuna trial is over, or FINISHED although their trial has no measurement,
         because the process was killed between the two.
@@ -281,18 +280,17 @@ class Tracker:
             parent_run_id: the id of the study's run.
             finished_trials: whether the study has the measurement of each finished trial, by the name of the Optuna
                 study and the number of the trial.
-
-        Returns:
-            The number of these runs.
         """
-        orphans = [
-            run
-            for run in self._children(parent_run_id, "attributes.status = 'RUNNING'")
-            if _trial_of(run, finished_trials) is not None and not is_at_work(run)
-        ]
-        if not all(is_measured for of_study in finished_trials.values() for is_measured in of_study.values()):
+
+        def is_measured(run: StoredRun) -> bool | None:
+            of_study = finished_trials.get(run.data.tags.get("optuna.study", ""), {})
+            return of_study.get(int(run.data.tags.get("optuna.trial", "-1")))  # None: unfinished, or no trial
+
+        running = self._children(parent_run_id, "attributes.status = 'RUNNING'")
+        orphans = [run for run in running if is_measured(run) is not None and not is_at_work(run)]
+        if not all(all(of_study.values()) for of_study in finished_trials.values()):
             finished = self._children(parent_run_id, "attributes.status = 'FINISHED'")
-            orphans += [run for run in finished if _trial_of(run, finished_trials) is False]
+            orphans += [run for run in finished if is_measured(run) is False]
         for run in orphans:
             self._kill(run)
         return len(orphans)
@@ -309,10 +307,11 @@ class Tracker:
         except (mlflow.exceptions.MlflowException, StoreFailed) as error:
             _log.warning("the run of trial %d of %s could not be ended: %s", trial, study, reason_of(error))
 
-    def _end_abandoned(self, experiment_id: str) -> int:
+    def _end_stale(self, experiment_id: str) -> int:
         """End the runs of an experiment whose process has died as KILLED. Return their number."""
-        running = self._ask(lambda: self._client.search_runs([experiment_id], "attributes.status = 'RUNNING'"))
-        stale = stale_runs(running)
+        stale = stale_runs(
+            self._ask(lambda: self._client.search_runs([experiment_id], "attributes.status = 'RUNNING'"))
+        )
         for run in stale:
             self._kill(run)
         return len(stale)
@@ -322,30 +321,16 @@ class Tracker:
             self._sink.write(run.info.run_id, write)
 
     def _children(self, parent_run_id: str, which: str) -> list[StoredRun]:
-        experiment_id = self._ask(lambda: self._client.get_run(parent_run_id)).info.experiment_id
+        experiment_id = self._get(parent_run_id).info.experiment_id
         children = f"tags.`mlflow.parentRunId` = '{parent_run_id}' and {which}"
         return list(self._ask(lambda: self._client.search_runs([experiment_id], children)))
 
 
-def _trial_of(run: StoredRun, finished_trials: Mapping[str, Mapping[int, bool]]) -> bool | None:
-    """Return whether the study has the measurement of a run's trial; None for an unfinished trial or none."""
-    of_study = finished_trials.get(run.data.tags.get("optuna.study", ""), {})
-    return of_study.get(int(run.data.tags.get("optuna.trial", "-1")))
-
-
 def warm_up(uri: str) -> None:
     """Import and prepare everything that opening the store at `uri` needs, which takes a while. Write nothing."""
-    hush()
+    mlflow_internals.hush()
     if not uri.startswith("http"):
         mlflow_internals.load_store()
         if (file := addresses.StoreAddress.parse(uri).sqlite_file) is not None and not sqlite_files.read(file).tables:
             mlflow_internals.empty_store()
     mlflow_internals.context_tags()
-
-
-def _imports_on_record(text: str | None) -> tuple[str, ...] | None:
-    """Return the files that a run's workload imported; None if the tag is missing or was truncated."""
-    try:
-        return TypeAdapter(tuple[str, ...]).validate_json(text or "")
-    except ValidationError:
-        return None

@@ -1,4 +1,4 @@
-"""Describe writes to an MLflow run as plain data, which can be stored on disk and sent repeatedly.
+"""Writes to an MLflow run as plain data, which can be stored on disk and sent repeatedly.
 
 Writes are idempotent. MLflow keeps one row for a metric that is logged twice with the same time, step and value, and
 repeated tags, params, artifacts and ends of runs replace each other. Only the creation of a run is not, see
@@ -10,24 +10,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import mlflow
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import Run as StoredRun
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from amp_track.records import metrics
-from amp_track.records.events import CheckpointWritten
+from amp_track.records.events import CheckpointWritten, FileWritten
 from amp_track.records.result import JobStatus
 from amp_track.tracking import checkpoints
 
 METRICS_PER_BATCH, PARAMS_PER_BATCH, TAGS_PER_BATCH = 800, 100, 100
 """Limits of one log_batch in MLflow: 100 params, 100 tags and 1,000 entries in total."""
-
-_SECTION, _MOST_RUNS = "amp_track", 100
-"""The section of the charts in MLflow's UI, and the maximum number of runs in one chart."""
 
 MetricRow = tuple[str, float, int, int]
 """Name, value, time in milliseconds since 1970, and step."""
@@ -35,13 +31,14 @@ MetricRow = tuple[str, float, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class CreateRun:
-    """Create a child run."""
-
     kind: Literal["create"] = "create"
     experiment_id: str
     name: str
     tags: dict[str, str]
     start_time_ms: int
+
+    def create(self, client: mlflow.MlflowClient) -> StoredRun:
+        return client.create_run(self.experiment_id, self.start_time_ms, self.tags, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +46,9 @@ class ResumeRun:
     """Set an existing run to RUNNING."""
 
     kind: Literal["resume"] = "resume"
+
+    def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
+        client.update_run(run_id, status="RUNNING")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,33 +58,43 @@ class GoOn:
     kind: Literal["go-on"] = "go-on"
     tags: dict[str, str] = Field(default_factory=dict)
 
+    def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
+        if client.get_run(run_id).info.status in ("FAILED", "KILLED"):
+            client.update_run(run_id, status="RUNNING")
+            LogBatch(tags=self.tags).send(client, run_id)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogBatch:
-    """Log metrics, params and tags."""
-
     kind: Literal["batch"] = "batch"
     metrics: list[MetricRow] = Field(default_factory=list)
     params: dict[str, str] = Field(default_factory=dict)
     tags: dict[str, str] = Field(default_factory=dict)
 
+    def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
+        params = [Param(name, value) for name, value in self.params.items()]
+        tags = [RunTag(name, value) for name, value in self.tags.items()]
+        client.log_batch(run_id, [Metric(*row) for row in self.metrics], params, tags)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogDatasets:
-    """Log the data sets of a run, by context."""
+    """Log the data sets of a run, with their numbers of samples by context (`train`, `eval`)."""
 
     kind: Literal["datasets"] = "datasets"
-    datasets: dict[str, DatasetRow]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetRow:
-    """One data set in MLflow's terms; `source` and `profile` are JSON."""
-
-    name: str
+    workload: str
+    workload_digest: str
     digest: str
-    source: str
-    profile: str
+    samples: dict[str, int]
+
+    def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
+        source = json.dumps({"workload": self.workload, "digest": self.workload_digest})
+        datasets = []
+        for context, samples in self.samples.items():
+            profile = json.dumps({"num_rows": samples})
+            dataset = Dataset(f"{self.workload}-{context}", self.digest, "code", source, profile=profile)
+            datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
+        _twice(lambda: client.log_inputs(run_id, datasets=datasets))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,34 +105,41 @@ class LogText:
     path: str
     text: str
 
+    def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
+        client.log_text(run_id, self.text, self.path)
+
 
 @dataclass(frozen=True, kw_only=True)
-class LogFile:
-    """Store a file as an artifact in `folder`; an empty folder is the root."""
+class LogFile(FileWritten):
+    """Store a file as an artifact."""
 
     kind: Literal["file"] = "file"
-    file: str
-    folder: str = ""
+
+    def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
+        client.log_artifact(run_id, self.file, self.folder or None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogCheckpoint:
+class LogCheckpoint(CheckpointWritten):
     """Store a checkpoint, and remove those that it replaces."""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    file: str
-    step: int
-    is_last: bool
-    is_best: bool
+
+    def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
+        checkpoints.keep(client, run_id, self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeepView:
-    """Store the view of the trainings under a run as a tag of its experiment."""
+class TagExperiment:
+    """Set a tag of an experiment."""
 
-    kind: Literal["view"] = "view"
+    kind: Literal["experiment-tag"] = "experiment-tag"
     experiment_id: str
-    batches_differ: bool
+    name: str
+    value: str
+
+    def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
+        _twice(lambda: client.set_experiment_tag(self.experiment_id, self.name, self.value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,156 +150,44 @@ class EndRun:
     status: str
     end_time_ms: int
 
+    def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
+        client.set_terminated(run_id, self.status, self.end_time_ms)
 
-Write = CreateRun | ResumeRun | GoOn | LogBatch | LogDatasets | LogText | LogFile | LogCheckpoint | KeepView | EndRun
+
+Write = (
+    CreateRun | ResumeRun | GoOn | LogBatch | LogDatasets | LogText | LogFile | LogCheckpoint | TagExperiment | EndRun
+)
 WRITES: TypeAdapter[Write] = TypeAdapter(Annotated[Write, Field(discriminator="kind")])
 """Parses a write from the output of `dataclasses.asdict`."""
 
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A clock that cannot be set. On Linux, it continues while the machine sleeps."""
-_ahead_seconds = time.time() - time.clock_gettime(_CLOCK)
-
-
-def set_clock() -> None:
-    """Synchronize the clock of `now_ms` with the system clock, at the start of each command."""
-    global _ahead_seconds
-    _ahead_seconds = time.time() - time.clock_gettime(_CLOCK)
-
-
 def now_ms() -> int:
-    """Return the time in milliseconds since 1970.
-
-    It is monotonic within a command. The system clock may be set back, and a run would end before its start.
-    """
-    return int((_ahead_seconds + time.clock_gettime(_CLOCK)) * 1000)
+    """Return the time in milliseconds since 1970."""
+    return int(time.time() * 1000)
 
 
-def killed(started_ms: int) -> tuple[Write, ...]:
+def killed(started_ms: int) -> tuple[LogBatch, EndRun]:
     """Return the writes that end a run like Ctrl-C does: KILLED, with the status interrupted.
 
-    Args:
-        started_ms: the start of the run, which may be later than now if the clock was set back.
+    Not before its start: the clock may have been set back since.
     """
-    end_time_ms = max(now_ms(), started_ms)
     tags = {"amp_track.status": str(JobStatus.INTERRUPTED)}
-    return LogBatch(tags=tags), EndRun(status="KILLED", end_time_ms=end_time_ms)
+    return LogBatch(tags=tags), EndRun(status="KILLED", end_time_ms=max(now_ms(), started_ms))
 
 
-def create(client: mlflow.MlflowClient, write: CreateRun) -> mlflow.entities.Run:
-    """Create a run and return it."""
-    return client.create_run(write.experiment_id, start_time=write.start_time_ms, tags=write.tags, run_name=write.name)
-
-
-def apply(client: mlflow.MlflowClient, run_id: str, write: Write) -> None:
-    """Send a write to an existing run. Keep the file of the write."""
-    match write:
-        case CreateRun():
-            raise AssertionError("an existing run cannot be created")
-        case ResumeRun():
-            client.update_run(run_id, status="RUNNING")
-        case GoOn():
-            if client.get_run(run_id).info.status in ("FAILED", "KILLED"):
-                client.update_run(run_id, status="RUNNING")
-                for name, value in write.tags.items():
-                    client.set_tag(run_id, name, value)
-        case LogBatch():
-            client.log_batch(
-                run_id,
-                metrics=[Metric(*row) for row in write.metrics],
-                params=[Param(name, value) for name, value in write.params.items()],
-                tags=[RunTag(name, value) for name, value in write.tags.items()],
-            )
-        case LogDatasets():
-            datasets = [_dataset_input(context, row) for context, row in write.datasets.items()]
-            _twice(client.log_inputs, run_id, datasets=datasets)
-        case LogText():
-            client.log_text(run_id, write.text, write.path)
-        case LogFile():
-            client.log_artifact(run_id, write.file, write.folder or None)
-        case LogCheckpoint():
-            checkpoints.keep(
-                client,
-                run_id,
-                CheckpointWritten(file=write.file, step=write.step, is_last=write.is_last, is_best=write.is_best),
-            )
-        case KeepView():
-            view = trainings_view(run_id, batches_differ=write.batches_differ)
-            _twice(client.set_experiment_tag, write.experiment_id, view_tag(run_id), view)
-        case EndRun():
-            client.set_terminated(run_id, write.status, write.end_time_ms)
-
-
-def file_of(write: Write) -> Path | None:
-    """Return the file of a write, or None."""
-    return Path(write.file) if isinstance(write, LogFile | LogCheckpoint) else None
-
-
-def merged(first: Write, second: Write) -> LogBatch | None:
-    """Return two batches as one; None for other writes, or if MLflow's limits are exceeded."""
+def merge(first: Write, second: Write) -> LogBatch | None:
+    """Return two batches as one; None for other writes, or if that exceeds MLflow's limits."""
     if not isinstance(first, LogBatch) or not isinstance(second, LogBatch):
         return None
-    params, tags = first.params | second.params, first.tags | second.tags
-    rows = [*first.metrics, *second.metrics]
+    rows, params, tags = first.metrics + second.metrics, first.params | second.params, first.tags | second.tags
     if len(rows) > METRICS_PER_BATCH or len(params) > PARAMS_PER_BATCH or len(tags) > TAGS_PER_BATCH:
         return None
     return LogBatch(metrics=rows, params=params, tags=tags)
 
 
-def _twice(call: Callable[..., object], *arguments: object, **keywords: object) -> None:
+def _twice(call: Callable[[], object]) -> None:
     """Call again after an error: if two search workers create a tag or a data set at the same time, one fails."""
     try:
-        call(*arguments, **keywords)
+        call()
     except mlflow.exceptions.MlflowException:
-        call(*arguments, **keywords)
-
-
-def _dataset_input(context: str, row: DatasetRow) -> DatasetInput:
-    dataset = Dataset(name=row.name, digest=row.digest, source_type="code", source=row.source, profile=row.profile)
-    return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
-
-
-def view_tag(run_id: str) -> str:
-    """Return the name of the experiment's tag that holds the view of the trainings of a study.
-
-    A "shared view" of MLflow's UI defines charts, and has a URL. It is not part of MLflow's API: its names are the same
-    in the UI of all releases from 3.10 to 3.18. If they change, the URL shows the default charts of all runs. A URL
-    with a filter shows no view, so the filter is part of the view, and each study has one view.
-    """
-    return f"mlflow.sharedViewState.{run_id}"
-
-
-def trainings_view(run_id: str, *, batches_differ: bool) -> str:
-    """Return the view of the trainings under a study's run: speed and memory first, then the loss.
-
-    Args:
-        run_id: the id of the study's run.
-        batches_differ: whether to plot over the batch size instead of bars.
-    """
-    speed, memory, seconds = "throughput/samples_per_s", "memory/max_reserved_mib", "time/wall_s"
-
-    def scatter(across: str, kind: str, up: str) -> dict[str, Any]:
-        return {"type": "SCATTER", "xaxis": {"key": across, "type": kind}, "yaxis": {"key": up, "type": "METRIC"}}
-
-    charts = [
-        scatter("batch_size", "PARAM", name) if batches_differ else {"type": "BAR", "metricKey": name}
-        for name in (speed, memory)
-    ]
-    charts.append(scatter(seconds, "METRIC", metrics.EVAL_LOSS))
-    shown = {"deleted": False, "isGenerated": False, "runsCountToCompare": _MOST_RUNS}
-    return json.dumps(
-        {
-            "searchFilter": f"tags.`mlflow.parentRunId` = '{run_id}' AND tags.`amp_track.kind` = 'train'",
-            "orderByKey": f"metrics.`{speed}`",  # by time, the UI folds children under their parent
-            "orderByAsc": False,
-            "runsHiddenMode": "SHOWALL",  # the default is ten
-            "compareRunCharts": [
-                {"uuid": f"{_SECTION}-{number}", "metricSectionId": _SECTION, **shown, **chart}
-                for number, chart in enumerate(charts)
-            ],
-            "compareRunSections": [
-                {"uuid": _SECTION, "name": "Speed, memory, loss", "display": True, "isReordered": False}
-            ],
-            "isAccordionReordered": True,
-        }
-    )
+        call()

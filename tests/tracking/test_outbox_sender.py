@@ -1,4 +1,4 @@
-"""What is written by way of a spool arrives as if it had been written at once: on a real store, without a network."""
+"""Writes that are sent from an outbox arrive as if written directly: on a real store, without a network."""
 
 import logging
 from pathlib import Path
@@ -11,9 +11,9 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, INVALID_PARAMETER_VALUE, T
 from support import stores
 
 from amp_track.stores import addresses
-from amp_track.tracking.client import is_of_the_server, is_rejection, reason_of
-from amp_track.tracking.outbox import Outbox, Sender
-from amp_track.tracking.writes import CreateRun, EndRun, GoOn, LogBatch, LogText
+from amp_track.stores.errors import reason_of
+from amp_track.tracking.outbox import Outbox, Sender, is_of_the_server, is_rejection
+from amp_track.tracking.writes import CreateRun, EndRun, GoOn, LogBatch, LogText, Write
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 MADE = CreateRun(experiment_id="0", name="made", tags={}, start_time_ms=1)
@@ -27,20 +27,23 @@ def client() -> mlflow.MlflowClient:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return tmp_path / "spools"
+    return tmp_path / "outboxes"
 
 
 def metric(value: float, step: int) -> LogBatch:
     return LogBatch(metrics=[("loss", value, 1000, step)])
 
 
-def left_by_orphans(root: Path) -> Outbox:
-    """Return a spool that another process may take once its lock is let go by `die`."""
-    return Outbox.create(root, addresses.server(stores()["tracking_uri"]))
-
-
-def die(outbox: Outbox) -> None:
+def left_by_a_dead_process(root: Path, *writes: tuple[str, Write], then_named: str | None = None) -> Sender:
+    """Return a new process's sender, when another process has left these writes, by run."""
+    outbox = Outbox.create(root, addresses.server(stores()["tracking_uri"]))
+    for run, write in writes:
+        outbox.append(run, write)
+    if then_named is not None:
+        outbox.name_run(writes[0][0], then_named)
+        outbox.remove([2])  # delivered before the process died
     outbox._database.close()
+    return Sender(stores()["tracking_uri"], root)
 
 
 def test_all_arrives_in_order_and_nothing_is_left(client: mlflow.MlflowClient, root: Path, tmp_path: Path) -> None:
@@ -78,14 +81,10 @@ def test_a_record_that_is_rejected_takes_no_other_with_it(
 
 
 def test_what_a_dead_process_left_is_delivered_to_the_run_that_it_made(client: mlflow.MlflowClient, root: Path) -> None:
-    """The picture of the last training is written after the run has ended."""
-    outbox, run_id = left_by_orphans(root), client.create_run("0").info.run_id
-    for write in (MADE, END, LogText(path="late.txt", text="drawn late")):
-        outbox.append("to-be-sent-1", write)
-    outbox.name_run("to-be-sent-1", run_id)
-    outbox.remove([2])  # delivered before the process died
-    die(outbox)
-    sender = Sender(stores()["tracking_uri"], root)
+    """The plot of the last training is written after the run has ended."""
+    run_id, key = client.create_run("0").info.run_id, "to-be-sent-1"
+    late = LogText(path="late.txt", text="drawn late")
+    sender = left_by_a_dead_process(root, (key, MADE), (key, END), (key, late), then_named=run_id)
     assert sender.adopt_left_behind() == 1
     sender.finish()
     assert [file.path for file in client.list_artifacts(run_id)] == ["late.txt"]
@@ -93,45 +92,26 @@ def test_what_a_dead_process_left_is_delivered_to_the_run_that_it_made(client: m
 
 
 def test_a_run_whose_making_was_not_answered_is_made_once(client: mlflow.MlflowClient, root: Path) -> None:
-    outbox = left_by_orphans(root)
-    outbox.append("to-be-sent-1", MADE)
-    outbox.append("to-be-sent-1", END)
-    die(outbox)
+    sender = left_by_a_dead_process(root, ("to-be-sent-1", MADE), ("to-be-sent-1", END))
     made = client.create_run("0", tags={"amp_track.run_key": "to-be-sent-1"}).info.run_id
-    sender = Sender(stores()["tracking_uri"], root)
     sender.adopt_left_behind()
     sender.finish()
     assert [run.info.run_id for run in client.search_runs(["0"])] == [made]
     assert client.get_run(made).info.status == "FINISHED"
 
 
-def test_a_run_that_another_worker_has_ended_stays_as_it_is(client: mlflow.MlflowClient, root: Path) -> None:
-    run_id = client.create_run("0").info.run_id
-    outbox = left_by_orphans(root)
-    outbox.append(run_id, metric(0.5, 1))
-    die(outbox)
-    client.set_terminated(run_id, "FINISHED")
-    sender = Sender(stores()["tracking_uri"], root)
-    sender.adopt_left_behind()
-    sender.finish()
-    assert client.get_run(run_id).info.status == "FINISHED"
-    assert "amp_track.status" not in client.get_run(run_id).data.tags
-
-
-def test_a_study_that_was_interrupted_does_not_go_on_by_what_a_dead_worker_left(
-    client: mlflow.MlflowClient, root: Path
+@pytest.mark.parametrize("ended", ["FINISHED", "KILLED"])
+def test_a_study_that_has_ended_does_not_go_on_by_what_a_dead_worker_left(
+    ended: str, client: mlflow.MlflowClient, root: Path
 ) -> None:
     run_id = client.create_run("0").info.run_id
-    outbox = left_by_orphans(root)
-    outbox.append(run_id, GoOn(tags={}))
-    outbox.append(run_id, metric(0.5, 1))
-    die(outbox)
-    client.set_terminated(run_id, "KILLED")
-    sender = Sender(stores()["tracking_uri"], root)
+    sender = left_by_a_dead_process(root, (run_id, GoOn(tags={})), (run_id, metric(0.5, 1)))
+    client.set_terminated(run_id, ended)
     sender.adopt_left_behind()
     sender.finish()
-    assert client.get_run(run_id).info.status == "KILLED"
-    assert client.get_run(run_id).data.metrics == {"loss": 0.5}
+    run = client.get_run(run_id)
+    assert (run.info.status, run.data.metrics) == (ended, {"loss": 0.5})
+    assert "amp_track.status" not in run.data.tags
 
 
 def http_error(status: int) -> requests.HTTPError:
