@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MODEL = "(model)"
-"""The layer name of the model itself, whose name in torch is empty."""
+MODEL = "(model)"  # the layer name of the model itself, whose name in torch is empty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,11 +17,9 @@ class LayerGradients:
 
     step: int
     layer: str
-    values: int
-    """The number of gradient values. The next three fields count subsets of them."""
+    values: int  # the number of gradient values. The next three fields count subsets of them.
     non_finite: int
-    underflowing: int
-    """Nonzero values below the smallest normal number of float16, 6.1e-5."""
+    underflowing: int  # nonzero values below the smallest normal number of float16, 6.1e-5
     zero: int
     largest_output: float | None = None
     forward_order: int | None = None
@@ -47,8 +44,7 @@ class NonFinite:
 
     step: int
     layer: str
-    in_pass: str
-    """`forward` or `backward`."""
+    in_pass: str  # `forward` or `backward`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +52,7 @@ class Diagnosis:
     """The result of `--grad-stats-every`, and the time it took."""
 
     every: int
-    steps: int
-    """The number of diagnosed steps."""
+    steps: int  # the number of diagnosed steps
     seconds: float
     layers: tuple[LayerSummary, ...]
     first_non_finite: NonFinite | None = None

@@ -8,30 +8,23 @@ from typing import Any
 
 from amp_track.records.hardware import Hardware
 
-CAST = "cast"
-"""The operation that converts a floating dtype to another."""
-LOSS = "(loss)"
-"""The layer name for operations of the loss, which no layer of the model runs."""
+CAST = "cast"  # the operation that converts a floating dtype to another
+LOSS = "(loss)"  # the layer name for operations of the loss, which no layer of the model runs
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationDtypes:
     """An operation of one layer, with the dtypes it ran in."""
 
-    layer: str
-    """The name in `named_modules()`; `diagnosis.MODEL` for code of the model outside of any layer; or `LOSS`."""
-    in_pass: str
-    """`forward`, `loss` or `backward`."""
-    operation: str
-    """`convolution`, `addmm`, `relu_`, …, or `CAST`."""
+    layer: str  # the name in `named_modules()`; `diagnosis.MODEL` for code of the model outside of any layer; or `LOSS`
+    in_pass: str  # `forward`, `loss` or `backward`
+    operation: str  # `convolution`, `addmm`, `relu_`, …, or `CAST`
     parameter: str = ""
     """The name, within its layer, of a parameter that is cast; empty for other tensors and operations."""
-    inputs: tuple[str, ...]
-    """Dtypes of the floating inputs, in the order of the arguments."""
+    inputs: tuple[str, ...]  # dtypes of the floating inputs, in the order of the arguments
     output: str
     """Dtype of the first floating output, the result. Other outputs are statistics kept for the backward pass."""
-    count: int = 1
-    """How often it ran with these dtypes."""
+    count: int = 1  # how often it ran with these dtypes
 
     def as_json(self) -> dict[str, Any]:
         return {

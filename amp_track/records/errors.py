@@ -27,8 +27,7 @@ from amp_track.records.masking import masked_within
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 """Signals that interrupt a command. SIGHUP arrives when its terminal is closed; Windows does not have it."""
 INTERRUPTED_EXIT_CODE = 130
-STDOUT_LOST_EXIT_CODE = 141
-"""Exit code for a broken pipe (128 + SIGPIPE), used also if stdout is full or closed."""
+STDOUT_LOST_EXIT_CODE = 141  # exit code for a broken pipe (128 + SIGPIPE), used also if stdout is full or closed
 SUMMARY_CHARACTERS = 2_000
 TRACEBACK_CHARACTERS = 20_000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

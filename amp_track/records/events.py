@@ -6,20 +6,16 @@ from dataclasses import dataclass
 
 from amp_track.records.diagnosis import LayerGradients
 
-PLOTS = "pictures"
-"""The artifact folder for the plots of a workload."""
-CURVES_PLOT = "curves.png"
-"""The artifact with a training's curves."""
-SEARCH_PLOT, COMPARE_PLOT = "search.png", "compare.png"
-"""The artifacts that show all trainings of a study."""
+PLOTS = "pictures"  # the artifact folder for the plots of a workload
+CURVES_PLOT = "curves.png"  # the artifact with a training's curves
+SEARCH_PLOT, COMPARE_PLOT = "search.png", "compare.png"  # the artifacts that show all trainings of a study
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded:
     """Losses and metric of a finished epoch."""
 
-    epoch: int
-    """Counted from 1."""
+    epoch: int  # counted from 1
     step: int
     train_loss: float
     eval_loss: float | None = None
@@ -30,8 +26,7 @@ class EpochEnded:
 class StepsRecorded:
     """Results of the steps since the last such event. One read from the device fetches them all."""
 
-    first_step: int
-    """The step of the first entry of `losses`."""
+    first_step: int  # the step of the first entry of `losses`
     losses: tuple[float, ...]
     scale_changes: tuple[tuple[int, float], ...] = ()
     diagnosed: tuple[LayerGradients, ...] = ()
@@ -43,8 +38,7 @@ class CheckpointWritten:
 
     file: str
     step: int
-    is_last: bool
-    """True if training resumes from it; False if it is only the best one."""
+    is_last: bool  # True if training resumes from it; False if it is only the best one
     is_best: bool
 
 
@@ -53,8 +47,7 @@ class FileWritten:
     """A complete file for the artifacts of the run. The receiver may move it."""
 
     file: str
-    folder: str = ""
-    """The artifact folder."""
+    folder: str = ""  # the artifact folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +63,7 @@ class StepsDone:
 
     step: int
     total_steps: int
-    memory_bytes: int | None = None
-    """The peak up to this step, by the meter that the budget limits."""
+    memory_bytes: int | None = None  # the peak up to this step, by the meter that the budget limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +71,7 @@ class Started:
     """Settings of a job that is about to train: its device and float32 modes, read back from torch."""
 
     settings: tuple[tuple[str, str], ...]
-    scale: float | None = None
-    """The initial scale of the GradScaler; None without one."""
+    scale: float | None = None  # the initial scale of the GradScaler; None without one
 
 
 Event = EpochEnded | StepsRecorded | CheckpointWritten | FileWritten | Noted | StepsDone | Started

@@ -17,16 +17,13 @@ class Hardware:
     as fast as the other.
     """
 
-    kind: str
-    """The device type in torch: `cpu`, `cuda`."""
-    name: str
-    """The name of the model: `NVIDIA H200`, `AMD EPYC`."""
+    kind: str  # the device type in torch: `cpu`, `cuda`
+    name: str  # the name of the model: `NVIDIA H200`, `AMD EPYC`
     capability: str = ""
     """Instruction sets of a CPU (`AVX512, avx512_bf16`), compute capability of a GPU (`compute capability 9.0`)."""
     memory_bytes: int | None = None
     """The total memory of an accelerator; None for a CPU, which uses the memory of the machine."""
-    driver: str = ""
-    """The version of the accelerator's driver; empty if unknown."""
+    driver: str = ""  # the version of the accelerator's driver; empty if unknown
 
     @property
     def title(self) -> str:

@@ -7,19 +7,14 @@ import re
 from collections.abc import Iterable
 from urllib.parse import parse_qsl, unquote
 
-_SECRET = re.compile("pass|pwd|token|secret|key|auth", re.IGNORECASE)
-"""Matches the name of a secret option of an address."""
-_SECRET_OPTION = re.compile(
-    r"([?&][^=&\s]{0,99}(?:pass|pwd|token|secret|key|auth)[^=&\s]{0,99}=)[^&\s]*", re.IGNORECASE
-)
-"""Matches a secret option of an address within a text."""
+_SECRET = re.compile("pass|pwd|token|secret|key|auth", re.IGNORECASE)  # in the name of an option of an address
+_SECRET_OPTION = re.compile(rf"([?&][^=&\s]{{0,99}}(?:{_SECRET.pattern})[^=&\s]{{0,99}}=)[^&\s]*", re.IGNORECASE)
 _PASSWORD = re.compile("://([^:/]*):(.*)@", re.DOTALL)
 """Matches user and password of an address. The password ends at the last @."""
 _SEPARATOR = re.compile("[@:/?#]")
 """Matches characters that split an address. A driver takes a password's part after one for the host or database."""
 _MOST_SEPARATORS = 32
-_SHORTEST_SECRET = 3
-"""Shorter text is not masked: it occurs in too many words."""
+_SHORTEST_SECRET = 3  # shorter text is not masked: it occurs in too many words
 _known_secrets: set[str] = set()
 
 
@@ -27,7 +22,7 @@ def masked(url: str) -> str:
     """Return the address with its password as ***."""
     if "://" in url:
         return _SECRET_OPTION.sub(r"\1***", _without_password(url))
-    return url if url.endswith(".log") and "://" not in url else url.rpartition("@")[2]
+    return url if url.endswith(".log") else url.rpartition("@")[2]
 
 
 def _without_password(address: str) -> str:
@@ -66,11 +61,9 @@ def secrets_of(address: str) -> set[str]:
 
 
 def masked_within(text: str, secrets: Iterable[str] | None = None) -> str:
-    """Replace each password and each known secret in a text with ***.
+    """Replace each password and each known secret in a text, such as a database driver's, with ***.
 
-    Args:
-        text: a message, which may quote a database driver.
-        secrets: from `secrets_of`; by default those of all addresses passed to `remember`.
+    `secrets` are from `secrets_of`; by default those of all addresses passed to `remember`.
     """
     text = re.sub(r"\S+", lambda word: _masked_word(word[0]), text)
     for secret in sorted(_known_secrets if secrets is None else secrets, key=len, reverse=True):

@@ -41,17 +41,14 @@ _LARGEST = (
 )  # fmt: skip
 """The fields of `JobResult` of which the largest over the ranks counts. The others are those of rank 0."""
 
-PREDICTED_MEMORY = "memory/predicted_mib"
-"""The peak memory predicted before the job runs."""
+PREDICTED_MEMORY = "memory/predicted_mib"  # the peak memory predicted before the job runs
 STEP_LOSS, SCALE = "train/step_loss", "amp/scale"
 TRAIN_LOSS, EVAL_LOSS = "train/loss", "eval/loss"
 NON_FINITE_FRACTION, UNDERFLOW_FRACTION = "amp/non_finite_fraction", "amp/underflow_fraction"
 ZERO_FRACTION = "amp/zero_fraction"
 
-_REJECTED = re.compile(r"[^\w. :/-]", re.ASCII)
-"""Matches a character that MLflow rejects in a metric name."""
-_LONGEST_NAME = 250
-"""The longest metric name that MLflow accepts, in characters."""
+_REJECTED = re.compile(r"[^\w. :/-]", re.ASCII)  # matches a character that MLflow rejects in a metric name
+_LONGEST_NAME = 250  # the longest metric name that MLflow accepts, in characters
 
 
 def logged_metrics(job_result: JobResult) -> dict[str, float]:

@@ -15,8 +15,7 @@ class Holding:
     layer: str
     operation: str
     category: Category
-    size_bytes: int
-    """Their total size."""
+    size_bytes: int  # their total size
     count: int = 1
 
     def as_json(self) -> dict[str, Any]:
@@ -33,16 +32,12 @@ class Holding:
 class PeakMemory:
     """The predicted peak memory of a training step, in bytes."""
 
-    allocated_bytes: int
-    """In blocks of the allocator, as `torch.cuda.max_memory_allocated()` counts."""
+    allocated_bytes: int  # in blocks of the allocator, as `torch.cuda.max_memory_allocated()` counts
     reserved_bytes: int
     """In segments, as `torch.cuda.max_memory_reserved()` counts. The GPU needs this much free memory."""
-    by_category: tuple[tuple[Category, int], ...]
-    """Bytes per category at the peak, largest first."""
-    largest: tuple[Holding, ...] = ()
-    """The largest storages at the peak, largest first."""
-    retries: int = 0
-    """How often the allocator frees its cache to make room, which costs time."""
+    by_category: tuple[tuple[Category, int], ...]  # bytes per category at the peak, largest first
+    largest: tuple[Holding, ...] = ()  # the largest storages at the peak, largest first
+    retries: int = 0  # how often the allocator frees its cache to make room, which costs time
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -57,16 +52,11 @@ class PeakMemory:
 class PlanTarget:
     """Memory to plan for."""
 
-    name: str
-    """As the user typed it: `6GiB`, or the name of a GPU."""
-    capacity_bytes: int
-    """The bytes that the allocator may reserve."""
-    blas_workspace_bytes: int
-    """The cuBLAS workspace of each thread that calls cuBLAS."""
-    is_gpu: bool = False
-    """True for a GPU of the table. Its capacity excludes the CUDA context."""
-    lacks: tuple[tuple[str, str], ...] = ()
-    """Precisions that the GPU does not support, each with the reason."""
+    name: str  # as the user typed it: `6GiB`, or the name of a GPU
+    capacity_bytes: int  # the bytes that the allocator may reserve
+    blas_workspace_bytes: int  # the cuBLAS workspace of each thread that calls cuBLAS
+    is_gpu: bool = False  # True for a GPU of the table. Its capacity excludes the CUDA context.
+    lacks: tuple[tuple[str, str], ...] = ()  # precisions that the GPU does not support, each with the reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,26 +65,19 @@ class Way:
 
     micro_batch: int
     grad_accum: int
-    peak: PeakMemory
-    """The peak at `micro_batch`."""
+    peak: PeakMemory  # the peak at `micro_batch`
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedMaxBatch:
     """The predicted max batch, and its peak memory."""
 
-    target: str
-    """The name of the target."""
-    batch_size: int
-    """0 if one sample does not fit."""
-    bound: str
-    """The limit: `memory`, or `max_batch_size`."""
-    peak: PeakMemory | None
-    """The peak at the max batch; None if nothing fits."""
-    at_one_bytes: int | None
-    """The reserved memory of one sample if it does not fit, else None."""
-    way: Way | None = None
-    """The way to the requested effective batch size; None if none was requested, or nothing fits."""
+    target: str  # the name of the target
+    batch_size: int  # 0 if one sample does not fit
+    bound: str  # the limit: `memory`, or `max_batch_size`
+    peak: PeakMemory | None  # the peak at the max batch; None if nothing fits
+    at_one_bytes: int | None  # the reserved memory of one sample if it does not fit, else None
+    way: Way | None = None  # the way to the requested effective batch size; None if none was requested, or nothing fits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,15 +85,12 @@ class PrecisionPlan:
     """The predictions for one precision."""
 
     precision: str
-    batch_size: int
-    """The batch size that `peak` is predicted for."""
+    batch_size: int  # the batch size that `peak` is predicted for
     peak: PeakMemory
     peak_with_workspaces: PeakMemory
     """The peak if every 3 × 3 convolution uses the workspace of cuDNN's Winograd engine."""
-    trace: StepTrace = field(repr=False)
-    """The traced steps of `peak`."""
-    max_batches: tuple[PlannedMaxBatch, ...]
-    """One per target that supports this precision, in the order requested."""
+    trace: StepTrace = field(repr=False)  # the traced steps of `peak`
+    max_batches: tuple[PlannedMaxBatch, ...]  # one per target that supports this precision, in the order requested
 
     @property
     def flops_per_sample(self) -> float | None:
@@ -123,15 +103,11 @@ class PlanTask:
     """The inputs of a memory plan."""
 
     precisions: tuple[str, ...]
-    batch_size: int
-    """The batch size whose peak is predicted without a capacity."""
+    batch_size: int  # the batch size whose peak is predicted without a capacity
     targets: tuple[PlanTarget, ...]
-    max_batch_size: int
-    """The largest batch worth predicting."""
-    blas_workspace_bytes: int
-    """The cuBLAS workspace per calling thread if no target defines it."""
-    effective_batch_size: int | None = None
-    """The requested number of samples per optimizer step."""
+    max_batch_size: int  # the largest batch worth predicting
+    blas_workspace_bytes: int  # the cuBLAS workspace per calling thread if no target defines it
+    effective_batch_size: int | None = None  # the requested number of samples per optimizer step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,20 +119,16 @@ class ForecastTask:
     max_batch_size: int
     on_cuda: bool
     """True if the budget limits the segments that the CUDA allocator reserves, False if it limits live storages."""
-    blas_workspace_bytes: int = 0
-    """The cuBLAS workspace per calling thread on the CUDA device."""
+    blas_workspace_bytes: int = 0  # the cuBLAS workspace per calling thread on the CUDA device
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """The prediction for one precision, before anything is measured."""
 
-    batch_size: int
-    """A batch size slightly below the predicted max batch; 0 if nothing is predicted to fit."""
-    allocated_bytes: int
-    """The predicted peak at `batch_size`."""
-    slope_bytes: float
-    """The bytes that each further sample adds to the peak."""
+    batch_size: int  # a batch size slightly below the predicted max batch; 0 if nothing is predicted to fit
+    allocated_bytes: int  # the predicted peak at `batch_size`
+    slope_bytes: float  # the bytes that each further sample adds to the peak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +136,7 @@ class Forecasts:
     """The forecasts by precision."""
 
     by_precision: tuple[tuple[str, Forecast], ...] = ()
-    reason: str = ""
-    """The reason for a missing forecast; empty if none is missing."""
+    reason: str = ""  # the reason for a missing forecast; empty if none is missing
 
 
 @dataclass(frozen=True, kw_only=True)

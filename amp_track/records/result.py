@@ -7,10 +7,8 @@ from enum import StrEnum
 
 from amp_track.records.diagnosis import Diagnosis
 
-_WAITED_FRACTION = 0.2
-"""From this fraction of the training time on, the input pipeline limits the speed."""
-_WAITED_SECONDS = 1.0
-"""Shorter waits are not reported, even if they are a large fraction of a short training."""
+_WAITED_FRACTION = 0.2  # from this fraction of the training time on, the input pipeline limits the speed
+_WAITED_SECONDS = 1.0  # shorter waits are not reported, even if they are a large fraction of a short training
 
 
 class JobStatus(StrEnum):
@@ -49,8 +47,7 @@ class NonFiniteLosses:
 
     batches: int
     first_step: int
-    first_batch: int
-    """The first such batch within its optimizer step, counted from 1."""
+    first_batch: int  # the first such batch within its optimizer step, counted from 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +62,16 @@ class JobResult:
     """
 
     status: JobStatus
-    phase: str = ""
-    """The phase in which it failed: `model`, `forward`, `backward`, `optimizer`, `evaluation`, …"""
+    phase: str = ""  # the phase in which it failed: `model`, `forward`, `backward`, `optimizer`, `evaluation`, …
     message: str = ""
     traceback: str = ""
-    signal: str = ""
-    """The signal that killed the job process, such as `SIGSEGV`."""
-    requested_bytes: int | None = None
-    """The size of the allocation that failed."""
+    signal: str = ""  # the signal that killed the job process, such as `SIGSEGV`
+    requested_bytes: int | None = None  # the size of the allocation that failed
     wall_seconds: float = 0.0
     train_seconds: float | None = None
-    waited_seconds: float | None = None
-    """The part of `train_seconds` in which the device waited for the next batch."""
-    load_seconds: float | None = None
-    """The time to load one batch in the job process, as a probe measures it."""
-    samples_per_second: float | None = None
-    """Speed of training. A probe does not count loading."""
+    waited_seconds: float | None = None  # the part of `train_seconds` in which the device waited for the next batch
+    load_seconds: float | None = None  # the time to load one batch in the job process, as a probe measures it
+    samples_per_second: float | None = None  # speed of training. A probe does not count loading.
     eval_samples_per_second: float | None = None
     train_peak_allocated_bytes: int | None = None
     peak_bytes: int | None = None
@@ -93,12 +84,10 @@ class JobResult:
     allocation_retries: int | None = None
     """How often the caching allocator freed its cache and retried an allocation, which synchronizes the device; None
     on devices without a caching allocator."""
-    steps: int = 0
-    """Attempted optimizer steps; `steps - skipped_steps` were applied."""
+    steps: int = 0  # attempted optimizer steps; `steps - skipped_steps` were applied
     skipped_steps: int = 0
     non_finite_losses: NonFiniteLosses | None = None
-    non_finite_weights: str = ""
-    """The first layer with inf or NaN weights at the end of an epoch."""
+    non_finite_weights: str = ""  # the first layer with inf or NaN weights at the end of an epoch
     scale: ScaleReport | None = None
     diagnosis: Diagnosis | None = None
 

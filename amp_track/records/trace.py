@@ -10,20 +10,14 @@ from enum import StrEnum
 class Category(StrEnum):
     """The use of an allocation."""
 
-    PARAMETERS = "parameters"
-    """Weights and buffers of the model."""
+    PARAMETERS = "parameters"  # weights and buffers of the model
     GRADIENTS = "gradients"
     OPTIMIZER_STATE = "optimizer state"
-    BATCH = "batch"
-    """Inputs and targets on the device."""
-    ACTIVATIONS = "activations"
-    """Kept by the forward pass for the backward pass."""
-    TEMPORARIES = "temporaries"
-    """Everything else that is allocated within a step."""
-    WORKSPACES = "workspaces"
-    """Allocated by libraries at their first call, and kept."""
-    CONVOLUTIONS = "workspaces of convolutions"
-    """Allocated by a convolution during its call."""
+    BATCH = "batch"  # inputs and targets on the device
+    ACTIVATIONS = "activations"  # kept by the forward pass for the backward pass
+    TEMPORARIES = "temporaries"  # everything else that is allocated within a step
+    WORKSPACES = "workspaces"  # allocated by libraries at their first call, and kept
+    CONVOLUTIONS = "workspaces of convolutions"  # allocated by a convolution during its call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +26,7 @@ class Storage:
 
     size_bytes: int
     category: Category
-    layer: str
-    """The layer that allocated it, named as in `named_modules()`."""
+    layer: str  # the layer that allocated it, named as in `named_modules()`
     operation: str
     """The operation that allocated it: `convolution`, `addmm`, …; empty if allocated before the first step."""
 
@@ -63,13 +56,11 @@ class StepTrace:
     """Recurrent layers of the model. The memory that their kernels keep for the backward pass is not traced."""
     values_read: tuple[str, ...] = ()
     """Layers that read the value of a tensor in the forward pass. The trace assumes 1."""
-    samples: int = 0
-    """The samples of all batches of a step."""
+    samples: int = 0  # the samples of all batches of a step
     flops: int | None = None
     """Floating-point operations of a step in matrix products, convolutions and attention; None if some are unknown,
     such as those of a recurrent layer."""
-    half_flops: int = 0
-    """Those of `flops` with 16-bit operands, which tensor cores compute several times as fast."""
+    half_flops: int = 0  # those of `flops` with 16-bit operands, which tensor cores compute several times as fast
 
     @property
     def half_fraction(self) -> float:
@@ -78,7 +69,6 @@ class StepTrace:
 
     @property
     def sizes(self) -> list[int]:
-        """The size of each storage in bytes."""
         return [storage.size_bytes for storage in self.storages]
 
     def with_next_step(self) -> StepTrace:

@@ -16,11 +16,9 @@ DEFAULT_EXPERIMENT = "amp_track"
 DEFAULT_STORAGE = "sqlite:///optuna.db"
 STORAGE_VARIABLE = "AMP_TRACK_STORAGE"
 """Environment variable with the store address of Optuna, for a command without --storage."""
-UI_HOST, UI_PORT = "127.0.0.1", 5000
-"""The default host and port of `mlflow ui`."""
+UI_HOST, UI_PORT = "127.0.0.1", 5000  # the default host and port of `mlflow ui`
 DEFAULT_UI = f"http://{UI_HOST}:{UI_PORT}"
-OUTBOX = "amp_track-outbox"
-"""The folder of records not yet delivered to a tracking server."""
+OUTBOX = "amp_track-outbox"  # the folder of records not yet delivered to a tracking server
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,7 @@ class StoreAddress:
     url: str
     kind: Literal["sqlite", "memory", "journal", "server", "http", "invalid"]
     """`server` is a database server, `http` a tracking server, `memory` an SQLite database without a file."""
-    file: Path | None = None
-    """The SQLite file or the journal."""
+    file: Path | None = None  # the SQLite file or the journal
 
     @classmethod
     @functools.cache

@@ -23,8 +23,7 @@ _OF_MLFLOW, _OF_OPTUNA = ("mlflow", "amp_track.tracking"), ("optuna", "amp_track
 """Prefixes of the modules that call each store."""
 _OF_ODD_VALUES = (ValueError, LookupError, TypeError, AssertionError)
 _LONGEST_REASON = 200
-_ROOM_BYTES = 2**20
-"""A disk with less space counts as full: the unfinished file may be deleted already."""
+_ROOM_BYTES = 2**20  # a disk with less space counts as full: the unfinished file may be deleted already
 _THEN = "then run the same command again (all measurements are kept)"
 
 

@@ -19,8 +19,7 @@ from amp_track.workers import interrupts
 
 _log = logging.getLogger("amp_track.workers")
 _POLL_SECONDS, _SILENT_SECONDS = 0.05, 20
-_MODE = 0o644
-"""Permissions of a lock file whose store does not exist yet, or is on a server."""
+_MODE = 0o644  # permissions of a lock file whose store does not exist yet, or is on a server
 
 
 @contextmanager

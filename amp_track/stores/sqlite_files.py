@@ -8,8 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-_SECONDS_FOR_OTHERS = 60
-"""Timeout for the lock of a process that writes."""
+_SECONDS_FOR_OTHERS = 60  # timeout for the lock of a process that writes
 _SMALL_BYTES = 4 * 2**20
 """Files up to this size get an integrity check (10 ms); of larger ones only the table names are read."""
 

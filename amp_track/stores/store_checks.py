@@ -14,12 +14,9 @@ from amp_track.stores import locks, sqlite_files
 from amp_track.stores.addresses import StoreAddress
 from amp_track.workers import interrupts
 
-_TABLES = {"MLflow": "experiments", "Optuna": "studies"}
-"""A table of each library."""
-_BEGINNING_OF_JOURNAL = b'{"op_code":'
-"""The prefix of each line of an Optuna journal."""
-_SECONDS_LOCKED = 20
-"""Timeout for an SQLite file that another process has locked."""
+_TABLES = {"MLflow": "experiments", "Optuna": "studies"}  # a table of each library
+_BEGINNING_OF_JOURNAL = b'{"op_code":'  # the prefix of each line of an Optuna journal
+_SECONDS_LOCKED = 20  # timeout for an SQLite file that another process has locked
 _POLL_SECONDS = 0.05
 
 

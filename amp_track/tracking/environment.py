@@ -16,10 +16,8 @@ from amp_track.stores import addresses
 
 NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for an unknown id, and for an invalid one."""
-_FIRST_EXPERIMENT = "0"
-"""The id of the experiment that every new store contains."""
-_LONGEST_ID, _LONGEST_NAME = 18, 500
-"""Maximum number of digits of an experiment's id, and of characters in its name."""
+_FIRST_EXPERIMENT = "0"  # the id of the experiment that every new store contains
+_LONGEST_ID, _LONGEST_NAME = 18, 500  # maximum number of digits of an experiment's id, and of characters in its name
 _KIND, _OURS = "mlflow.experimentKind", "custom_model_development"
 """Without this tag of the experiment, the UI of MLflow 3 first shows the (empty) traces of language models."""
 _NEW_FILES = Path("mlruns")

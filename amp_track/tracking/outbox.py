@@ -33,25 +33,19 @@ from amp_track.records import masking
 from amp_track.records.errors import BadInput, StoreFailed, chain
 from amp_track.stores import addresses
 from amp_track.stores.errors import reason_of
-from amp_track.tracking.writes import WRITES, CreateRun, GoOn, LogCheckpoint, LogFile, Write, merge
+from amp_track.tracking.writes import WRITES, CreateRun, GoOn, LogCheckpoint, LogFile, Write
 from amp_track.workers import interrupts
 
 _log = logging.getLogger("amp_track.tracking")
 _DATABASE, _FILES, _REJECTED = "outbox.db", "files", "refused"
 _TABLE = "CREATE TABLE writes (number INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT, kind TEXT, write TEXT)"
-_KEY_TAG = "amp_track.run_key"
-"""The tag that identifies a run if the answer to its creation was lost."""
-_KEY = "to-be-sent-"
-"""The prefix of a key, which replaces the run id until the server has created the run."""
+_KEY_TAG = "amp_track.run_key"  # the tag that identifies a run if the answer to its creation was lost
+_KEY = "to-be-sent-"  # the prefix of a key, which replaces the run id until the server has created the run
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 _ATTEMPTS = 3
 """After this number of failures in a row, a command stops waiting, and a write that may be invalid is rejected."""
-_AT_ONCE = 50
-"""Maximum number of small writes in one request."""
-_SAY_AGAIN_SECONDS, _SETTLED_SECONDS = 600.0, 2.0
-"""The time between warnings about an unreliable server, and the time until it is considered back."""
-_SILENT_SECONDS = 2.0
-"""The time at the end of a command after which it reports that it is waiting for the server."""
+_SETTLED_SECONDS = 2.0  # the time after which an unreliable server is considered back
+_SILENT_SECONDS = 2.0  # the time at the end of a command after which it reports that it is waiting for the server
 _POLL_SECONDS = 0.02
 _OF_THE_WRITE = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
 """MLflow's error codes for writes that can never succeed, for example to a deleted run."""
@@ -137,18 +131,18 @@ class Outbox:
             newest = {role: number for number in stored for role in ("is_last", "is_best") if stored[number][role]}
             self.remove([number for number in stored if number not in newest.values()])
 
-    def oldest(self, most: int) -> list[tuple[int, str, Write]]:
-        """Return the oldest waiting writes: number, run or its key, and write. Reject those that cannot be read."""
-        entries = []
-        for number, run, text in self._rows("SELECT number, run, write FROM writes ORDER BY number LIMIT ?", most):
+    def oldest(self) -> tuple[int, str, Write] | None:
+        """Return the oldest waiting write with its number and run or key; None without one. Reject unreadable ones."""
+        while rows := self._rows("SELECT number, run, write FROM writes ORDER BY number LIMIT 1"):
+            ((number, run, text),) = rows
             try:
                 write = WRITES.validate_json(text)
                 if isinstance(write, LogFile | LogCheckpoint):
                     write = dataclasses.replace(write, file=str(self._checked(self._files_of(number) / write.file)))
-                entries.append((number, str(run), write))
+                return number, str(run), write
             except (ValueError, TypeError):  # damaged, or from another version
                 self.reject(number)
-        return entries
+        return None
 
     def remove(self, numbers: Sequence[int]) -> None:
         """Delete delivered writes."""
@@ -226,22 +220,15 @@ class Sender:
         self._address, self._server = masking.masked(uri), addresses.server(uri)
         self._root = root
         self._changed = threading.Condition()
-        self._outboxes: list[Outbox] = []
-        """The outboxes of dead processes first, this process's own last."""
+        self._outboxes: list[Outbox] = []  # those of dead processes first, this process's own last
         self._own: Outbox | None = None
         self._ids: dict[str, str] = {}
         self._thread: threading.Thread | None = None
-        self._failures = 0
-        """Number of failed attempts in a row."""
-        self._doubts = 0
-        """Number of failed attempts in a row that may be due to the write."""
-        self._may_be_made: set[str] = set()
-        """The keys of runs whose creation was attempted without an answer."""
-        self._singly = 0
-        """Number of next writes to send one by one: the server has rejected a merged request."""
+        self._failures = 0  # number of failed attempts in a row
+        self._doubts = 0  # number of failed attempts in a row that may be due to the write
+        self._may_be_made: set[str] = set()  # the keys of runs whose creation was attempted without an answer
         self._has_rejected = False
-        self._said_down: float | None = None
-        """When the last warning about the server was logged; None when it is back."""
+        self._said_down: float | None = None  # when the warning about the server was logged; None when it is back
 
     def adopt_left_behind(self) -> int:
         """Start to deliver the writes of dead processes. Return the number of writes.
@@ -332,15 +319,10 @@ class Sender:
                 time.sleep(min(_FIRST_PAUSE_SECONDS * 2 ** min(self._failures - 1, 9), _LONGEST_PAUSE_SECONDS))
 
     def _deliver_next(self, outbox: Outbox) -> bool:
-        """Deliver the oldest write and those that fit into the same request. Return whether that succeeded."""
-        if not (entries := outbox.oldest(1 if self._singly else _AT_ONCE)):
+        """Deliver the oldest write. Return whether that succeeded."""
+        if (oldest := outbox.oldest()) is None:
             return False
-        numbers, (_, run, write) = [entries[0][0]], entries[0]
-        for number, of_run, later in entries[1:]:
-            if of_run != run or (merged := merge(write, later)) is None:
-                break
-            write = merged
-            numbers.append(number)
+        number, run, write = oldest
         try:
             if isinstance(write, CreateRun):
                 self._create(outbox, run, write)
@@ -351,15 +333,13 @@ class Sender:
             if not is_rejection(error) and self._doubts < _ATTEMPTS:
                 raise
             self._doubts = 0
-            if len(numbers) > 1:
-                self._singly = len(numbers)
-            elif (folder := outbox.reject(numbers[0])) is not None and not self._has_rejected:
+            if (folder := outbox.reject(number)) is not None and not self._has_rejected:
                 self._has_rejected = True
                 _log.warning("%s rejected records, which are kept in %s: %s", self._address, folder, reason_of(error))
             return False
-        self._doubts, self._singly = 0, max(self._singly - 1, 0)
+        self._doubts = 0
         if not isinstance(write, CreateRun):  # `name_run` has removed it, and the main thread may close an empty outbox
-            outbox.remove(numbers)
+            outbox.remove([number])
         return True
 
     def _create(self, outbox: Outbox, key: str, write: CreateRun) -> None:
@@ -376,7 +356,7 @@ class Sender:
 
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1
-        if self._said_down is None or time.monotonic() - self._said_down > _SAY_AGAIN_SECONDS:
+        if self._said_down is None:
             self._said_down = time.monotonic()
             _log.warning(
                 "%s accepts no records now (%s). They are kept in %s until it does.", self._address, reason_of(error),

@@ -35,10 +35,8 @@ from amp_track.tracking.writes import (
 )  # fmt: skip
 
 _FLUSH_SECONDS = 2.0
-_TABLES = "mlflow.loggedArtifacts"
-"""The tag that lists the files that MLflow's UI shows as tables instead of JSON."""
-_MOST_ROWS = 100_000
-"""Maximum number of rows of diagnosis.json: a long training could have millions."""
+_TABLES = "mlflow.loggedArtifacts"  # the tag that lists the files that MLflow's UI shows as tables instead of JSON
+_MOST_ROWS = 100_000  # maximum number of rows of diagnosis.json: a long training could have millions
 
 
 class Run:

@@ -21,8 +21,7 @@ from amp_track.config.precisions import PRECISION_COLORS
 from amp_track.tracking.run import Run
 from amp_track.workers import liveness
 
-PROCESS = "amp_track.process"
-"""The tag that identifies the process that writes a run."""
+PROCESS = "amp_track.process"  # the tag that identifies the process that writes a run
 DIGEST_TAG, IMPORTS_TAG = "amp_track.workload_digest", "amp_track.workload_imports"
 """The tags by which `train --resume` checks the workload's source before importing it."""
 _PARENT = "mlflow.parentRunId"

@@ -22,11 +22,9 @@ from amp_track.records.events import CheckpointWritten, FileWritten
 from amp_track.records.result import JobStatus
 from amp_track.tracking import checkpoints
 
-METRICS_PER_BATCH, PARAMS_PER_BATCH, TAGS_PER_BATCH = 800, 100, 100
-"""Limits of one log_batch in MLflow: 100 params, 100 tags and 1,000 entries in total."""
+METRICS_PER_BATCH, PARAMS_PER_BATCH = 800, 100  # MLflow takes 100 params, 100 tags and 1,000 entries in total
 
-MetricRow = tuple[str, float, int, int]
-"""Name, value, time in milliseconds since 1970, and step."""
+MetricRow = tuple[str, float, int, int]  # name, value, time in milliseconds since 1970, and step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,16 +171,6 @@ def killed(started_ms: int) -> tuple[LogBatch, EndRun]:
     """
     tags = {"amp_track.status": str(JobStatus.INTERRUPTED)}
     return LogBatch(tags=tags), EndRun(status="KILLED", end_time_ms=max(now_ms(), started_ms))
-
-
-def merge(first: Write, second: Write) -> LogBatch | None:
-    """Return two batches as one; None for other writes, or if that exceeds MLflow's limits."""
-    if not isinstance(first, LogBatch) or not isinstance(second, LogBatch):
-        return None
-    rows, params, tags = first.metrics + second.metrics, first.params | second.params, first.tags | second.tags
-    if len(rows) > METRICS_PER_BATCH or len(params) > PARAMS_PER_BATCH or len(tags) > TAGS_PER_BATCH:
-        return None
-    return LogBatch(metrics=rows, params=params, tags=tags)
 
 
 def _twice(call: Callable[[], object]) -> None:

@@ -56,56 +56,34 @@ def test_machines_that_share_a_journal_have_an_outbox_each() -> None:
         ("http://me:hunter2@host:1/x", "http://me:***@host:1/x"),
         ("http://me:hun@ter2@host:1", "http://me:***@host:1"),
         ("postgresql+psycopg://me:@hunter2@host/x", "postgresql+psycopg://me:***@host/x"),
-        ("postgresql://me:hun/ter2@host/x", "postgresql://me:***@host/x"),
-        ("http://host/x?token=hunter2&a=b", "http://host/x?token=***&a=b"),
-        ("postgresql://host/x?sslpassword=hunter2", "postgresql://host/x?sslpassword=***"),
-        ("http://host/a?b=c", "http://host/a?b=c"),
         ("postgresql://me:hun@t/er2@host/db", "postgresql://me:***@host/db"),
-        ("://me:hunter2@host", "://me:***@host"),
-        ("me:hunter2@host", "host"),
-        ("postgresql://me@host/x", "postgresql://me@host/x"),
-        ("postgresql://me:hun ter2@host/x", "postgresql://me:***@host/x"),
+        ("http://host/x?token=hunter2&a=b", "http://host/x?token=***&a=b"),
+        ("postgresql://host/x?user=me&sslpassword=hunter2", "postgresql://host/x?user=me&sslpassword=***"),
+        ("http://host:80/a?b=c", "http://host:80/a?b=c"),
         ("sqlite:////home/me@company/a.db", "sqlite:////home/me@company/a.db"),
     ],
 )
-def test_no_password_is_shown(url: str, expected: str) -> None:
+def test_no_password_is_shown_alone_or_within_a_text(url: str, expected: str) -> None:
     assert masking.masked(url) == expected
+    assert masking.masked_within(f"got {url} and\na@b") == f"got {expected} and\na@b"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("got http://me:hunter2@host/x, expected", "got http://me:***@host/x, expected"),
-        ("got http://me:hun@ter2@host, expected", "got http://me:***@host, expected"),
-        ("no postgresql://me:hunter2@h/x?a=b&sslpassword=hunter2", "no postgresql://me:***@h/x?a=b&sslpassword=***"),
-        ("http://hunter2@host and a@b", "http://***@host and a@b"),
-        ("mail a@b", "mail a@b"),
-        ("postgresql://me:hun/ter2@host/x", "postgresql://me:***@host/x"),
-        ("postgresql://host/x?user=me&password=hunter2 is", "postgresql://host/x?user=me&password=*** is"),
-        ("http://host:80/a, http://me:hunter2@host", "http://host:80/a, http://me:***@host"),
-        ("http://host/a,http://me:hunter2@host", "http://host/a,http://me:***@host"),
-        ("http://hunter2@host:80/a", "http://***@host:80/a"),
-        ("got sqlite:////home/me@company/a.db", "got sqlite:////home/me@company/a.db"),
-    ],
-)
-def test_no_password_is_shown_within_a_text(text: str, expected: str) -> None:
-    assert masking.masked_within(text) == expected
+def test_what_only_looks_like_an_address_shows_no_password() -> None:
+    assert masking.masked("me:hunter2@host") == "host"
+    assert masking.masked("postgresql://me@host/x") == "postgresql://me@host/x"
+    assert masking.masked("postgresql://me:hun ter2@host/x") == "postgresql://me:***@host/x"
+    assert masking.masked_within("http://hunter2@host:80/a") == "http://***@host:80/a"
+    assert masking.masked_within("http://a/b,http://me:hunter2@host") == "http://a/b,http://me:***@host"
 
 
 @pytest.mark.parametrize(
     ("address", "said", "expected"),
     [
         ("postgresql://me:hun@TER2@host/x", "no host 'TER2@host'", "no host '***@host'"),
-        ("postgresql://me:hun@T@host/x", "no host 'T@host'", "no host '***@host'"),
         ("postgresql://me:hun@t/er2@host/db", 'no database "er2@host/db"', 'no database "***@host/db"'),
         ("postgresql://me:hun%40ter2@host", "hun@ter2 is wrong", "*** is wrong"),
-        ("postgresql://me:hun%40ter2@host", "hun%40ter2 is wrong", "*** is wrong"),
         ("postgresql://host/x?password=hun%20ter2", "hun ter2 is wrong", "*** is wrong"),
-        (
-            "postgresql://me:hun ter2@host",
-            "got postgresql://me:hun ter2@host, expected",
-            "got postgresql://me:***@host,",
-        ),
+        ("postgresql://me:hun ter2@host", "got postgresql://me:hun ter2@host", "got postgresql://me:***@host"),
         ("postgresql://optuna:optuna@host/optuna", "no database optuna", "no database optuna"),
         ("postgresql://me@host/x", "no user me at host", "no user me at host"),
     ],

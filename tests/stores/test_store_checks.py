@@ -78,13 +78,6 @@ def test_a_journal_new_or_begun_is_fine(content: bytes | None) -> None:
     assert Path("optuna.log").exists() == (content is not None)
 
 
-def test_links_in_a_loop_are_rejected(tmp_path: Path) -> None:
-    (tmp_path / "one.db").symlink_to("two.db")
-    (tmp_path / "two.db").symlink_to("one.db")
-    with pytest.raises(BadInput, match=r"cannot be opened|not writable"):
-        store_checks.check_storage(StoreAddress.parse(f"sqlite:///{tmp_path}/one.db"))
-
-
 def test_the_environment_names_the_tracking_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere.db")
     assert tracking_address(None).url == "sqlite:///elsewhere.db"

@@ -14,7 +14,7 @@ from support import ROOT
 
 from amp_track.records.errors import StoreFailed
 from amp_track.tracking.outbox import Outbox
-from amp_track.tracking.writes import LogBatch, LogCheckpoint, LogFile, LogText, Write
+from amp_track.tracking.writes import WRITES, LogBatch, LogCheckpoint, LogFile, LogText, Write
 
 SERVER = "http://127.0.0.1:5000"
 
@@ -24,8 +24,19 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "outboxes"
 
 
+def entries(outbox: Outbox) -> list[tuple[int, str, Write]]:
+    rows = outbox._rows("SELECT number, run, write FROM writes ORDER BY number")
+    return [(number, run, WRITES.validate_json(text)) for number, run, text in rows]
+
+
 def waiting(outbox: Outbox) -> list[Write]:
-    return [write for _, _, write in outbox.oldest(99)]
+    return [write for _, _, write in entries(outbox)]
+
+
+def oldest(outbox: Outbox) -> tuple[int, str, Write]:
+    found = outbox.oldest()
+    assert found is not None
+    return found
 
 
 def texts(outbox: Outbox) -> list[str]:
@@ -43,9 +54,9 @@ def test_writes_wait_in_their_order_and_go_when_they_are_delivered(root: Path) -
         outbox.append("run", text(number))
     assert len(outbox) == 12
     assert texts(outbox) == [str(number) for number in range(12)]
-    outbox.remove([outbox.oldest(1)[0][0]])
+    outbox.remove([oldest(outbox)[0]])
     assert texts(outbox)[0] == "1"
-    outbox.remove([number for number, _, _ in outbox.oldest(99)])
+    outbox.remove([number for number, _, _ in entries(outbox)])
     outbox.close()
     assert not root.exists(), "nothing is left on disk"
 
@@ -57,7 +68,7 @@ def test_a_file_waits_with_its_write_also_in_a_project_that_is_moved(root: Path,
     assert not file.exists()
     outbox._database.close()  # as its process does when it dies
     (left,) = Outbox.left_behind(root.rename(tmp_path / "moved"), SERVER)
-    ((number, _, write),) = left.oldest(2)
+    number, _, write = oldest(left)
     assert isinstance(write, LogFile)
     assert (Path(write.file).name, Path(write.file).read_bytes()) == ("a.png", b"a")
     left.remove([number])
@@ -83,7 +94,7 @@ def test_only_files_of_the_outbox_are_sent_and_removed(root: Path, tmp_path: Pat
     name = {"absolute": str(private), "relative": os.path.relpath(private, kept.parent)}.get(how, "key")
     write = json.dumps({"kind": "file", "file": name, "folder": ""})
     outbox._database.execute("UPDATE writes SET write = ?", (write,))
-    assert waiting(outbox) == []
+    assert outbox.oldest() is None
     assert len(outbox) == 0
     assert private.read_text() == "secret"
 
@@ -104,7 +115,7 @@ def test_what_cannot_be_read_is_set_aside(root: Path) -> None:
         outbox.append("run", text(number))
     for number, write in ((1, ""), (2, '{"kind": "of a later version"}')):
         outbox._database.execute("UPDATE writes SET write = ? WHERE number = ?", (write, number))
-    assert texts(outbox) == ["2"]
+    assert oldest(outbox)[2] == text(2)
     assert len(outbox) == 1
     assert len(list(root.glob("refused/*/*.json"))) == 2
 
@@ -116,7 +127,7 @@ def test_of_the_checkpoints_that_wait_only_the_last_and_the_best_are_kept(root: 
         outbox.append("run", LogCheckpoint(file=str(file), step=step, is_last=is_last, is_best=is_best))
         outbox.append("run", LogBatch(tags={"step": str(step)}))
         if step == 1:
-            ((in_delivery, _, _),) = outbox.oldest(1)
+            in_delivery = oldest(outbox)[0]
     (file := tmp_path / "other.pt").write_bytes(b"state")
     outbox.append("other run", LogCheckpoint(file=str(file), step=1, is_last=True, is_best=True))
     assert [write.step for write in waiting(outbox) if isinstance(write, LogCheckpoint)] == [3, 4, 1]
@@ -131,7 +142,7 @@ def test_a_write_that_is_rejected_is_set_aside_with_its_file(root: Path, tmp_pat
     outbox = Outbox.create(root, SERVER)
     outbox.append("run", LogFile(file=str(plot)))
     outbox.append("run", text(2))
-    aside = outbox.reject(outbox.oldest(1)[0][0])
+    aside = outbox.reject(oldest(outbox)[0])
     assert aside is not None
     assert texts(outbox) == ["2"]
     assert "a.png" in next(aside.glob("*.json")).read_text()
@@ -175,11 +186,11 @@ def test_what_a_killed_process_has_written_is_found_whole(root: Path) -> None:
     assert Outbox.left_behind(root, "http://127.0.0.1:5001") == [], "of another server"
     (left,) = Outbox.left_behind(root, SERVER)
     assert Outbox.left_behind(root, SERVER) == [], "it is taken"
-    kept = [(run, write) for _, run, write in left.oldest(10**6)]
+    kept = [(run, write) for _, run, write in entries(left)]
     assert kept == [("its id", text(number)) for number in range(len(left))]
     assert len(left) >= 50
     left.append("key", text(-1))
-    assert left.oldest(10**6)[-1][2] == text(-1), "it goes on where the other one stopped"
+    assert waiting(left)[-1] == text(-1), "it goes on where the other one stopped"
 
 
 def test_a_disk_that_takes_no_outbox_is_named(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_record_that_is_rejected_takes_no_other_with_it(
     sender = Sender(stores()["tracking_uri"], root)
     run = sender.create(MADE)
     for write in (metric(0.5, 1), LogBatch(metrics=[('a:"x"', 1.0, 1000, 1)]), metric(0.25, 2), metric(0.125, 3), END):
-        sender.write(run, write)  # the first may be sent alone, the others are merged
+        sender.write(run, write)
     sender.finish()
     history = client.get_metric_history(sender.id_of(run), "loss")
     assert [row.step for row in history] == [1, 2, 3]

@@ -62,16 +62,6 @@ def test_every_other_kind_is_read_as_it_was_written(write: Write) -> None:
     assert read_again(write) == write
 
 
-@given(batches, batches)
-def test_two_batches_are_one_or_stay_two(first: LogBatch, second: LogBatch) -> None:
-    both = writes.merge(first, second)
-    params, tags = first.params | second.params, first.tags | second.tags
-    assert (both is None) == (len(params) > writes.PARAMS_PER_BATCH or len(tags) > writes.TAGS_PER_BATCH)
-    if both is not None:
-        assert (both.params, both.tags) == (params, tags), "the later value counts"
-        assert repr(both.metrics) == repr(first.metrics + second.metrics)
-
-
 @pytest.mark.usefixtures("fresh_stores")
 def test_what_is_sent_twice_is_there_once(tmp_path: Path) -> None:
     client = mlflow.MlflowClient(stores()["tracking_uri"])
