@@ -60,7 +60,6 @@ class StoreAddress:
         return cls(url, "sqlite", Path(name)) if name and Path(name).name != ":memory:" else cls(url, "memory")
 
     def __str__(self) -> str:
-        """Return the address with its password masked."""
         return masked(self.url)
 
     @property
@@ -114,5 +113,4 @@ def server(url: str) -> str:
 
 
 def is_of_this_machine(host: str) -> bool:
-    """Return whether a host name or address is local: localhost or 127.*."""
     return host == "localhost" or host.startswith("127.")

@@ -37,11 +37,7 @@ def keep(client: mlflow.MlflowClient, run_id: str, written: CheckpointWritten) -
 
 
 def fetch(client: mlflow.MlflowClient, run_id: str, folder: Path) -> Path:
-    """Download the newest checkpoint of a run into `folder`.
-
-    Raises:
-        BadInput: the run has no checkpoint, or its content has changed since it was stored.
-    """
+    """Download the newest checkpoint of a run into `folder`. Raise BadInput if it has none, or an altered one."""
     newest = max(_known(client, run_id), key=lambda stored: stored["step"], default=None)
     if newest is None:
         raise BadInput(f"--resume: run {run_id} has no checkpoint. Train again with --checkpoint-every.")

@@ -36,10 +36,7 @@ def run_id_of_environment() -> str | None:
 
 
 def experiment_name(given: str | None = None) -> str:
-    """Return the name of the experiment of new runs; `given` by --experiment, it precedes the environment's.
-
-    Raises BadInput if the environment's name is invalid.
-    """
+    """Return the name of the experiment of new runs: `given` by --experiment, or the environment's if it is valid."""
     if given is not None:
         return given
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or addresses.DEFAULT_EXPERIMENT
@@ -52,10 +49,9 @@ def experiment_name(given: str | None = None) -> str:
 
 
 def known_experiment(client: mlflow.MlflowClient, given: str | None = None) -> Experiment | None:
-    """Return the experiment of new runs; None if it does not exist yet. `given` is as in `experiment_name`.
+    """Return the experiment of new runs; None if it does not exist yet.
 
-    Raises:
-        BadInput: it has been deleted, or MLFLOW_EXPERIMENT_ID is invalid or unknown.
+    Raise BadInput if it has been deleted, or MLFLOW_EXPERIMENT_ID is invalid or unknown.
     """
     name, uri = experiment_name(given), client.tracking_uri
     given_id = os.environ.get("MLFLOW_EXPERIMENT_ID", "") if given is None else ""
@@ -136,5 +132,4 @@ def check_new_store(uri: str, given: str | None = None) -> None:
 
 
 def not_there(uri: str, variable: str, got: str, expected: str) -> BadInput:
-    """Return the error for an environment variable with an id that is not in the store."""
     return BadInput(f"{variable}: got {got}, expected {expected} in {masked(uri)}. Unset it, or use another store.")

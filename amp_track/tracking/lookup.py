@@ -16,11 +16,7 @@ from amp_track.tracking import environment, mlflow_internals
 
 
 class Lookup:
-    """Read access to the runs and experiments of an existing store, whose address was checked.
-
-    Raises:
-        BadInput: there is no store yet, or another version of MLflow created it.
-    """
+    """Read access to an existing store, whose address was checked. Raise BadInput if there are no runs yet."""
 
     def __init__(self, uri: str) -> None:
         mlflow_internals.hush()

@@ -22,7 +22,6 @@ _SECTION, _MOST_RUNS = "amp_track", 100
 
 
 def hush() -> None:
-    """Silence the loggers of MLflow and alembic."""
     for noisy in ("alembic", "mlflow.tracking"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs errors that it also raises

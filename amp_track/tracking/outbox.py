@@ -67,9 +67,7 @@ class Outbox:
     def __init__(self, folder: Path, *, timeout: float = 0) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._database = sqlite3.connect(
-            folder / _DATABASE, timeout=timeout, isolation_level=None, check_same_thread=False
-        )
+        self._database = sqlite3.connect(folder / _DATABASE, timeout, isolation_level=None, check_same_thread=False)
         try:
             self._database.executescript("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT")
         except BaseException:
@@ -108,7 +106,6 @@ class Outbox:
         return [outbox for _, outbox in sorted(found, key=lambda each: each[0])]
 
     def __len__(self) -> int:
-        """Return the number of waiting writes."""
         return int(self._rows("SELECT count(*) FROM writes")[0][0])
 
     def append(self, run: str, write: Write) -> None:
@@ -145,7 +142,6 @@ class Outbox:
         return None
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Delete delivered writes."""
         with self._transaction() as database:
             database.executemany("DELETE FROM writes WHERE number = ?", [(number,) for number in numbers])
         for number in numbers:  # afterwards: a write without its file would be rejected
@@ -231,11 +227,7 @@ class Sender:
         self._said_down: float | None = None  # when the warning about the server was logged; None when it is back
 
     def adopt_left_behind(self) -> int:
-        """Start to deliver the writes of dead processes. Return the number of writes.
-
-        Raises:
-            BadInput: the folder of the outboxes is not writable.
-        """
+        """Start to deliver the writes of dead processes, and return their number."""
         place = self._root if self._root.exists() else self._root.parent
         if not os.access(place, os.W_OK | os.X_OK):
             raise BadInput(
@@ -295,7 +287,6 @@ class Sender:
                     self._own = None
 
     def _waiting(self) -> int:
-        """Return the number of waiting writes."""
         return sum(map(len, list(self._outboxes)))
 
     def _wake(self) -> None:
@@ -306,7 +297,6 @@ class Sender:
         self._changed.notify_all()
 
     def _deliver_all(self) -> None:
-        """Deliver writes until the process ends."""
         while True:
             with self._changed:
                 while (outbox := next((each for each in self._outboxes if len(each)), None)) is None:
@@ -319,7 +309,6 @@ class Sender:
                 time.sleep(min(_FIRST_PAUSE_SECONDS * 2 ** min(self._failures - 1, 9), _LONGEST_PAUSE_SECONDS))
 
     def _deliver_next(self, outbox: Outbox) -> bool:
-        """Deliver the oldest write. Return whether that succeeded."""
         if (oldest := outbox.oldest()) is None:
             return False
         number, run, write = oldest
@@ -392,12 +381,10 @@ def is_of_the_server(error: Exception) -> bool:
 
 
 def is_key(run: str) -> bool:
-    """Return whether this is a key instead of a run id."""
     return run.startswith(_KEY)
 
 
 def find_by_key(client: mlflow.MlflowClient, experiment_id: str, key: str) -> str | None:
-    """Return the id of the run with this key, or None."""
     found = client.search_runs([experiment_id], f"tags.`{_KEY_TAG}` = '{key}'", max_results=1)
     return str(found[0].info.run_id) if found else None
 

@@ -43,13 +43,7 @@ class Run:
     """One MLflow run while it is written.
 
     Metrics are buffered and sent every two seconds: one commit of SQLite takes as long as a thousand metrics.
-
-    Args:
-        sink: receives the writes.
-        key: the key of the run in the sink.
-        experiment_id: the id of the run's experiment.
-        existing: the stored run, or None if it has not been created yet; its params cannot be changed.
-        started_ms: the start time of a new run.
+    `existing` is the stored run; a new one that has not been created yet has a key in the sink and a start time.
     """
 
     def __init__(
@@ -64,10 +58,8 @@ class Run:
         self._flushed = time.monotonic()
         self._tables = json.loads(existing.data.tags.get(_TABLES, "[]")) if existing is not None else []
         self._diagnosed: list[LayerGradients] = []
-        self.on_record: Mapping[str, Mapping[int, float]] = {}
-        """The metrics that a resumed run had logged before, by step or epoch. Empty for a new run."""
-        self.has_checkpoint = False
-        """Whether a checkpoint is stored, so that this training can be resumed."""
+        self.on_record: Mapping[str, Mapping[int, float]] = {}  # what a resumed run had logged, by step or epoch
+        self.has_checkpoint = False  # whether this training can be resumed
 
     @property
     def run_id(self) -> str:
@@ -80,19 +72,15 @@ class Run:
             self._metrics.append((name, float(value), now_ms(), step))
 
     def params(self, params: dict[str, str]) -> None:
-        """Buffer params, cut to MLflow's maximum length."""
-        self._params |= {name: value[:6000] for name, value in params.items()}
+        self._params |= {name: value[:6000] for name, value in params.items()}  # the longest that MLflow accepts
 
     def tags(self, tags: dict[str, str]) -> None:
-        """Buffer tags, cut to MLflow's maximum length."""
         self._tags |= {name: value[:8000] for name, value in tags.items()}
 
     def predicted(self, peak_bytes: int | None) -> None:
-        """Log the predicted peak memory of the job."""
         self.metric(names.PREDICTED_MEMORY, peak_bytes / MEBIBYTE if peak_bytes is not None else None)
 
     def event(self, event: Event, metric_name: str) -> None:
-        """Log one event of the job."""
         match event:
             case Started(settings=settings, scale=scale):
                 self.tags({f"amp_track.{name}": value for name, value in settings})
@@ -119,7 +107,6 @@ class Run:
             self.flush()
 
     def job_result(self, job_result: JobResult) -> None:
-        """Log the result of the job."""
         self.tags({"amp_track.status": str(job_result.status)})
         if job_result.message:
             self.tags({"amp_track.message": job_result.message})
@@ -145,7 +132,6 @@ class Run:
             self.metric(names.ZERO_FRACTION, sum(look.zero for look in of_step) / values, step)
 
     def dataset(self, found: Inspection) -> None:
-        """Log the training and evaluation data sets."""
         write = LogDatasets(
             workload=found.workload_name,
             workload_digest=found.workload_digest,
@@ -155,7 +141,6 @@ class Run:
         self._sink.write(self._key, write)
 
     def text(self, file: str, text: str) -> None:
-        """Store a text as an artifact."""
         self._sink.write(self._key, LogText(path=file, text=text))
 
     def table(self, file: str, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -182,7 +167,6 @@ class Run:
         self._sink.write(self._key, tag)
 
     def flush(self) -> None:
-        """Send all buffered metrics, params and tags."""
         metrics, self._metrics = self._metrics, []
         params, self._params = list(self._without_clashes(self._params).items()), {}
         tags, self._tags = self._tags, {}

@@ -98,7 +98,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def process_tag() -> dict[str, str]:
-    """Return the tag that identifies this process as the writer of a run."""
     return {PROCESS: json.dumps(liveness.this_process())}
 
 

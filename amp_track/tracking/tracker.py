@@ -59,7 +59,6 @@ class Tracker:
     Args:
         uri: the store's address, which the command has checked.
         outbox_folder: where records wait for a server that does not answer; a database file needs none.
-        experiment: the name of the experiment of new runs.
         resumes: whether runs are only resumed, wherever the environment would put new ones.
 
     Raises:
@@ -95,12 +94,10 @@ class Tracker:
 
     @functools.cached_property
     def _experiment_id(self) -> str:
-        """The id of the experiment of new runs, created on first use."""
         with store_lock(self.uri):
             return self._ask(lambda: environment.experiment(self._client, self._experiment), writes=True)
 
     def _check_environment(self) -> None:
-        """Raise BadInput if new runs cannot be created as the environment variables demand."""
         if (run_id := environment.run_id_of_environment()) is None:
             known = self._ask(lambda: environment.known_experiment(self._client, self._experiment))
             environment.check_artifact_store(self.uri, known)
@@ -113,11 +110,7 @@ class Tracker:
     ) -> Iterator[Run]:
         """Open a run that ends with its block: FINISHED, FAILED (exception) or KILLED (Ctrl-C or SIGTERM).
 
-        Args:
-            name: the name of the run in the UI.
-            tags: tags that are set immediately.
-            run_id: the id of an existing run to resume.
-            parent: the parent run.
+        The tags are set immediately. With `run_id`, an existing run is resumed.
         """
         # The process tag first: later commands use it to find stale RUNNING runs.
         tags = tags | process_tag()
@@ -177,9 +170,7 @@ class Tracker:
     def _ask(self, question: Callable[[], Answer], *, writes: bool = False) -> Answer:
         """Return the answer of the store. Ctrl-C ends the wait, unless the question `writes` something.
 
-        Raises:
-            StoreFailed: the server does not answer.
-            mlflow.exceptions.MlflowException: the object does not exist, or a database file cannot be read.
+        Raise StoreFailed if the server does not answer; a missing object is MLflow's own error.
         """
         if not isinstance(self._sink, Sender):
             return question()
@@ -198,11 +189,7 @@ class Tracker:
         return self._ask(lambda: self._client.get_run(run_id))
 
     def resumable(self, run_id: str) -> Resumable:
-        """Return the information that is needed to resume a run.
-
-        Raises:
-            BadInput: there is no such run, or it cannot be resumed now.
-        """
+        """Return the information that is needed to resume a run. Raise BadInput if it cannot be resumed now."""
         if not self.exists(run_id):
             raise BadInput(
                 f"--resume: got {run_id}, expected a run in {masked(self.uri)}. Set its store with --tracking-uri."
@@ -274,12 +261,8 @@ class Tracker:
         """End the child runs whose process was killed as KILLED. Return their number.
 
         They are RUNNING although their Optuna trial is over, or FINISHED although their trial has no measurement,
-        because the process was killed between the two.
-
-        Args:
-            parent_run_id: the id of the study's run.
-            finished_trials: whether the study has the measurement of each finished trial, by the name of the Optuna
-                study and the number of the trial.
+        because the process was killed between the two. `finished_trials` says whether the study has the measurement of
+        each finished trial, by the name of the Optuna study and the number of the trial.
         """
 
         def is_measured(run: StoredRun) -> bool | None:
