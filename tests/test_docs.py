@@ -23,12 +23,10 @@ from amp_track import cli
 from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
 from amp_track.config.values import Tolerance
-from amp_track.records.diagnosis import Diagnosis
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.hardware import Hardware
-from amp_track.records.plan import PeakMemory, PlanReport, PlanTarget, PrecisionPlan
-from amp_track.records.result import JobResult, JobStatus
-from amp_track.records.trace import StepTrace
+from amp_track.records.plan import PeakMemory, PlanReport, PlanTarget, PrecisionPlan, StepTrace
+from amp_track.records.result import Diagnosis, JobResult, JobStatus
 from amp_track.report import compare as compare_report
 from amp_track.report import dtypes as dtypes_report
 from amp_track.report import max_batch as max_batch_report

@@ -16,7 +16,7 @@ from amp_track.config.precisions import Precision
 from amp_track.memory_plan import cuda_emulation, torch_internals
 from amp_track.memory_plan.storage_trace import StorageTracker
 from amp_track.records.dtypes import LOSS
-from amp_track.records.trace import Category, StepTrace
+from amp_track.records.plan import Category, StepTrace
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import batch_length, check_loss, map_tensors, tensors
 from amp_track.training.layers import LayerWatch

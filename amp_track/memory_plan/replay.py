@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from amp_track.memory_plan.allocator import Block, CachingAllocator, SimulatedOutOfMemory
-from amp_track.records.plan import Holding, PeakMemory
-from amp_track.records.trace import Category, StepTrace, Storage
+from amp_track.records.plan import Category, Holding, PeakMemory, StepTrace, Storage
 
 _LARGEST = 10
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from amp_track.memory_plan.allocator import Block, CachingAllocator
 from amp_track.memory_plan.replay import replay_of
-from amp_track.records.trace import StepTrace, Storage
+from amp_track.records.plan import StepTrace, Storage
 
 _BASE_ADDRESS = 0x7F0000000000
 _ACTIVE = "active_allocated"

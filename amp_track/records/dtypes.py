@@ -16,7 +16,7 @@ LOSS = "(loss)"  # the layer name for operations of the loss, which no layer of 
 class OperationDtypes:
     """An operation of one layer, with the dtypes it ran in."""
 
-    layer: str  # the name in `named_modules()`; `diagnosis.MODEL` for code of the model outside of any layer; or `LOSS`
+    layer: str  # the name in `named_modules()`; `MODEL` for code of the model outside of any layer; or `LOSS`
     in_pass: str  # `forward`, `loss` or `backward`
     operation: str  # `convolution`, `addmm`, `relu_`, …, or `CAST`
     parameter: str = ""

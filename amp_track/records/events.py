@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from amp_track.records.diagnosis import LayerGradients
+from amp_track.records.result import LayerGradients
 
 PLOTS = "pictures"  # the artifact folder for the plots of a workload
 CURVES_PLOT = "curves.png"  # the artifact with a training's curves

@@ -11,7 +11,7 @@ import numpy
 
 from amp_track.config.precisions import PRECISION_COLORS
 from amp_track.memory_plan.replay import Timeline, timeline
-from amp_track.records.trace import Category
+from amp_track.records.plan import Category
 from amp_track.records.units import format_bytes
 from amp_track.report.page.svg import plain_text
 from amp_track.results.compare import Cell, CompareResult, as_numbers

@@ -13,9 +13,8 @@ from mlflow.entities import Run as StoredRun
 
 from amp_track.config.inspection import Inspection
 from amp_track.records import metrics as names
-from amp_track.records.diagnosis import LayerGradients
 from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
-from amp_track.records.result import JobResult
+from amp_track.records.result import JobResult, LayerGradients
 from amp_track.records.units import MEBIBYTE
 from amp_track.tracking.mlflow_internals import trainings_view, view_tag
 from amp_track.tracking.outbox import Sink

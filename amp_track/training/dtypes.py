@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from amp_track.config.job import Job
 from amp_track.config.precisions import Precision
-from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
+from amp_track.records.result import MODEL
 from amp_track.training.amp import random_state
 from amp_track.training.amp.precision import float32_precision
 from amp_track.training.amp.tensors import check_loss, move

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amp_track.records.diagnosis import MODEL
+from amp_track.records.result import MODEL
 
 
 def running_node_number() -> int | None:

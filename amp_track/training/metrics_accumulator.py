@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amp_track.records.diagnosis import Diagnosis, LayerGradients, LayerSummary, NonFinite
-from amp_track.records.result import NonFiniteLosses, ScaleReport
+from amp_track.records.result import Diagnosis, LayerGradients, LayerSummary, NonFinite, NonFiniteLosses, ScaleReport
 from amp_track.training.amp.step import StepTotals, TrainStep
 
 

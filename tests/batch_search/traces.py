@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from amp_track.records.trace import Category, Phase, StepTrace, Storage
+from amp_track.records.plan import Category, Phase, StepTrace, Storage
 
 MIB = 2**20
 

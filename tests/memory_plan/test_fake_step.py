@@ -22,7 +22,7 @@ from amp_track.memory_plan import cuda_emulation, torch_internals
 from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.memory_plan.replay import predict_peak, with_workspaces
 from amp_track.records.errors import AmpTrackError
-from amp_track.records.trace import Category, StepTrace
+from amp_track.records.plan import Category, StepTrace
 from amp_track.targets.workload import load_workload
 from amp_track.training.amp.step import TrainStep
 from amp_track.workload import Workload

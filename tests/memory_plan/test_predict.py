@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from amp_track.memory_plan.predict import Prediction, bisect_largest
 from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
-from amp_track.records.trace import Category
+from amp_track.records.plan import Category
 
 MOST = 4096
 

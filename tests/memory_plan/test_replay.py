@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track.memory_plan.replay import predict_peak, timeline
-from amp_track.records.trace import Category
+from amp_track.records.plan import Category
 
 activations = st.lists(st.integers(1, 30 * MIB), min_size=1, max_size=8)
 

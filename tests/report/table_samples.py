@@ -8,10 +8,9 @@ from amp_track.batch_search.search import MaxBatch
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.config.values import Tolerance
-from amp_track.records.diagnosis import Diagnosis, LayerSummary
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
 from amp_track.records.hardware import Hardware
-from amp_track.records.result import JobResult, JobStatus, ScaleReport
+from amp_track.records.result import Diagnosis, JobResult, JobStatus, LayerSummary, ScaleReport
 from amp_track.report.compare import table
 from amp_track.report.dtypes import dtypes_table
 from amp_track.report.max_batch import max_batch_table

@@ -4,8 +4,15 @@ import math
 import pytest
 from table_samples import TABLES, TRAIN
 
-from amp_track.records.diagnosis import Diagnosis, LayerSummary, NonFinite
-from amp_track.records.result import JobResult, JobStatus, NonFiniteLosses, ScaleReport
+from amp_track.records.result import (
+    Diagnosis,
+    JobResult,
+    JobStatus,
+    LayerSummary,
+    NonFinite,
+    NonFiniteLosses,
+    ScaleReport,
+)
 from amp_track.report.train import blocks, explain
 
 

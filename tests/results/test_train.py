@@ -5,9 +5,8 @@ import json
 
 from amp_track.config.inspection import Inspection, Support
 from amp_track.config.job import Job
-from amp_track.records.diagnosis import Diagnosis
 from amp_track.records.hardware import Hardware
-from amp_track.records.result import JobResult, JobStatus, NonFiniteLosses, ScaleReport
+from amp_track.records.result import Diagnosis, JobResult, JobStatus, NonFiniteLosses, ScaleReport
 from amp_track.results.train import TrainResult
 
 INSPECTION = Inspection(

@@ -7,9 +7,8 @@ import mlflow
 import pytest
 from support import stores
 
-from amp_track.records.diagnosis import Diagnosis, LayerGradients
 from amp_track.records.events import EpochEnded, Started, StepsRecorded
-from amp_track.records.result import JobResult, JobStatus, NonFiniteLosses, ScaleReport
+from amp_track.records.result import Diagnosis, JobResult, JobStatus, LayerGradients, NonFiniteLosses, ScaleReport
 from amp_track.tracking import Tracker
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")

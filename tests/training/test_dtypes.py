@@ -18,9 +18,8 @@ from amp_track.config import precisions, values
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
 from amp_track.config.precisions import Precision
-from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport
-from amp_track.records.result import JobStatus
+from amp_track.records.result import MODEL, JobStatus
 from amp_track.runner.runner import JobRunner
 from amp_track.training.amp.precision import support
 from amp_track.training.devices.open import open_device

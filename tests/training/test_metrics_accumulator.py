@@ -1,6 +1,6 @@
 import math
 
-from amp_track.records.diagnosis import LayerGradients, NonFinite
+from amp_track.records.result import LayerGradients, NonFinite
 from amp_track.training.metrics_accumulator import LayerSums, first_non_finite
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_track.records.diagnosis import MODEL, LayerGradients
+from amp_track.records.result import MODEL, LayerGradients
 from amp_track.training.amp.tensors import tensors
 
 SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal

@@ -20,7 +20,7 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from amp_track.config.precisions import Precision
-from amp_track.records.diagnosis import LayerGradients
+from amp_track.records.result import LayerGradients
 from amp_track.training.amp import random_state
 from amp_track.training.amp.diagnosis import GradientDiagnosis
 from amp_track.training.amp.learning_rate import LearningRates, Schedule, check_schedule

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from amp_track import TrainStep
-from amp_track.records.diagnosis import LayerGradients
+from amp_track.records.result import LayerGradients
 from amp_track.training.amp.diagnosis import _PIECE, SMALLEST_NORMAL, GradientDiagnosis, _counts, _pieces
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amp_track.records.trace import Category, Phase, StepTrace, Storage
+from amp_track.records.plan import Category, Phase, StepTrace, Storage
 
 
 def storage(category: Category) -> Storage:
