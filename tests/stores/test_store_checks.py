@@ -31,12 +31,6 @@ def test_what_cannot_be_opened_is_rejected_without_its_password(url: str, messag
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_file_of_another_kind_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "notes.db").write_text("shopping list")
-    with pytest.raises(BadInput, match="not an SQLite database"):
-        store_checks.check_storage(StoreAddress.parse(f"sqlite:///{tmp_path}/notes.db"))
-
-
 @pytest.mark.parametrize("content", [b"epoch 1: loss 0.3", b"\0" * 99, b'{"loss": 0.3}\n', b"SQLite format 3\0"])
 def test_a_log_of_another_kind_is_rejected_and_stays_as_it_is(content: bytes) -> None:
     file = Path("train.log")

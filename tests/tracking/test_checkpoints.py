@@ -62,20 +62,14 @@ def test_one_that_was_killed_while_it_was_stored_does_not_count(client: mlflow.M
         assert stored(client, run) == ["step-30.pt"]
 
 
-def test_one_that_has_changed_since_is_rejected(client: mlflow.MlflowClient) -> None:
+def test_one_that_is_missing_or_has_changed_since_is_rejected(client: mlflow.MlflowClient) -> None:
     with Tracker(stores()["tracking_uri"]).run("run", tags={}) as run:
+        with pytest.raises(BadInput, match="has no checkpoint"):
+            fetched(client, run)
         checkpoints.keep(client, run.run_id, write(10))
         client.log_artifact(run.run_id, write(99, name="step-10.pt").file, "checkpoints")
         with pytest.raises(BadInput, match="has changed since it was stored"):
             fetched(client, run)
-
-
-def test_a_run_without_one_is_rejected(client: mlflow.MlflowClient) -> None:
-    with (
-        Tracker(stores()["tracking_uri"]).run("run", tags={}) as run,
-        pytest.raises(BadInput, match="has no checkpoint"),
-    ):
-        fetched(client, run)
 
 
 class Undeletable(LocalArtifactRepository):

@@ -1,9 +1,7 @@
-"""Where new runs and their files go, and what is refused before anything is written."""
+"""Where new runs and their files go, what is rejected before anything is written, and the plot of a run."""
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import mlflow
@@ -12,6 +10,7 @@ from support import stores
 
 from amp_track.records.errors import BadInput
 from amp_track.tracking import Tracker
+from amp_track.tracking.lookup import open_plot
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 
@@ -43,17 +42,6 @@ def test_other_places_are_nobodys_concern(location: str) -> None:
     tracker()
 
 
-@pytest.mark.parametrize("table", ["metrics", "latest_metrics", "datasets"])
-def test_a_table_that_is_missing_is_seen_and_not_made(table: str) -> None:
-    with closing(sqlite3.connect("mlflow.db")) as connection:
-        connection.execute(f"DROP TABLE {table}")
-        connection.commit()
-    before = Path("mlflow.db").read_bytes()
-    with pytest.raises(BadInput, match=f"has no table {table}, which MLflow .* needs"):
-        tracker()
-    assert Path("mlflow.db").read_bytes() == before
-
-
 def test_a_run_whose_last_records_are_rejected_has_not_finished() -> None:
     opened = tracker()
     with pytest.raises(mlflow.exceptions.MlflowException), opened.run("a run", tags={}) as run:
@@ -81,3 +69,17 @@ def test_an_experiment_that_was_deleted_is_rejected() -> None:
     client.delete_experiment(client.create_experiment("mine"))
     with pytest.raises(BadInput, match=r"experiment mine of .* has been deleted"):
         Tracker(stores()["tracking_uri"], experiment="mine")
+
+
+def test_a_study_is_known_by_its_search_and_a_training_by_its_curves(tmp_path: Path) -> None:
+    uri = stores()["tracking_uri"]
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    run_id = client.create_run("0").info.run_id
+    with pytest.raises(FileNotFoundError, match="has no plot"):
+        open_plot(uri, run_id)
+    for name in ("curves.png", "search.png"):
+        (tmp_path / name).write_bytes(name.encode())
+        client.log_artifact(run_id, str(tmp_path / name))
+        assert open_plot(uri, run_id).read() == name.encode()
+    with pytest.raises(FileNotFoundError, match="has no plot"):
+        open_plot(uri, "f" * 32)

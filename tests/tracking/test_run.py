@@ -1,11 +1,10 @@
 import json
 import time
-from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
-from support import DIGITS, Done, request, stores
+from support import DIGITS, request, stores
 
 from amp_track.commands.train import train
 from amp_track.config.job import Job
@@ -13,8 +12,11 @@ from amp_track.records.events import StepsRecorded
 from amp_track.records.result import ScaleReport
 from amp_track.tracking import Run, Tracker
 from amp_track.tracking.tags import PROCESS
+from amp_track.workers.liveness import this_process
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
+GONE = {"pid": 2**22 + 1}
+ELSEWHERE = {"host": "elsewhere", "boot_id": "another"} | GONE
 
 
 @pytest.fixture
@@ -74,19 +76,6 @@ def test_params_that_mlflow_run_has_logged_are_kept_beside_ours(client: mlflow.M
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", [["train"], ["max-batch", "--precision", "fp32"]], ids=" ".join)
-def test_a_deleted_experiment_is_told_in_one_line(
-    command: list[str], amp_track: Callable[..., Done], tmp_path: Path
-) -> None:
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    client.delete_experiment(client.create_experiment("amp_track"))
-    done = amp_track(*command, DIGITS, "--memory-budget", "64MiB")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "has been deleted. Restore it" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not client.search_runs(["1"])
-
-
 def test_train_logs_what_it_promises(client: mlflow.MlflowClient) -> None:
     result = train(request(Job(workload=DIGITS, precision="amp", epochs=2)))
     run_id, job, job_result, found = result.run_id, result.job, result.job_result, result.inspection
@@ -137,3 +126,33 @@ def test_a_run_that_the_clock_overtakes_ends_when_it_has_started(monkeypatch: py
     for run_id in (parent.run_id, child.run_id):
         info = mlflow.MlflowClient(tracker.uri).get_run(run_id).info
         assert info.end_time == info.start_time
+
+
+def made(client: mlflow.MlflowClient, process: dict[str, Any] | None, parent: str | None = None) -> str:
+    """Make a RUNNING run of a process that differs from this one, or of none, and return its id."""
+    tags = {"amp_track.process": json.dumps(this_process() | process)} if process is not None else {}
+    tags |= {"mlflow.parentRunId": parent} if parent is not None else {}
+    experiment = client.get_experiment_by_name("amp_track") or client.create_experiment("amp_track")
+    run = client.create_run(getattr(experiment, "experiment_id", experiment), tags=tags)
+    return str(run.info.run_id)
+
+
+def test_what_the_next_command_ends(client: mlflow.MlflowClient) -> None:
+    gone, elsewhere, users_own = made(client, GONE), made(client, ELSEWHERE), made(client, None)
+    study, of_another_worker = made(client, GONE), made(client, GONE)
+    at_work, killed = made(client, {}, study), made(client, GONE, study)
+    also_killed = made(client, GONE, of_another_worker)
+    with Tracker(stores()["tracking_uri"]).run("next", tags={}) as following:
+        pass
+    found = {run_id: client.get_run(run_id).info.status for run_id in (gone, elsewhere, users_own, study, at_work)}
+    assert list(found.values()) == ["KILLED", "RUNNING", "RUNNING", "RUNNING", "RUNNING"]
+    for run_id in (gone, killed, of_another_worker, also_killed):
+        run = client.get_run(run_id)
+        assert (run.info.status, run.data.tags["amp_track.status"]) == ("KILLED", "interrupted")
+    assert client.get_run(following.run_id).info.status == "FINISHED"
+
+
+def test_a_new_run_says_at_once_which_process_writes_it(client: mlflow.MlflowClient) -> None:
+    with Tracker(stores()["tracking_uri"]).run("begins", tags={}) as run:
+        tags = client.get_run(run.run_id).data.tags
+    assert json.loads(tags["amp_track.process"]) == this_process()
