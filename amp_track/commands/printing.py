@@ -82,15 +82,8 @@ def print_study(result: Any, request: Request) -> None:
     for table in summary.tables(result):
         print_table(table)
     print_notes(said.caveats)
-    page = os.path.relpath(result.report) if Path(result.report).is_relative_to(Path.cwd()) else result.report
-    print(f"Report of study {study}: {page}")
-    print("Open it with:")
-    print(f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *storage, *tracking_uri])}")
-    print("or with:")
-    print(f"  {mlflow_ui(request)}")
-    for address in links.pages(result, stores.mlflow.ui):
-        print(f"    {address}")
-    print(f"  {_program('optuna-dashboard')} {shlex.quote(str(stores.optuna))} --host 127.0.0.1 --port 8080")
+    print(f"Report of study {result.study}: {_from_here(result.report)}")
+    _print_how_to_look(request, result.study, list(links.pages(result, ui_address(request)).values()))
     print()
     for line in (said.headline, *said.more):
         print(line)

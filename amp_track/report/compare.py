@@ -15,6 +15,8 @@ from amp_track.report.wording import (
     RUN_AGAIN,
     UNKNOWN,
     counted,
+    duration,
+    has_cpu_budget,
     memory_text,
     not_possible,
     of_precisions,
@@ -28,30 +30,37 @@ _SHORT_SECONDS = 1.0
 """The speed of a shorter training is unreliable: other load on the machine distorts it."""
 
 
+def tables(result: CompareResult) -> list[Table]:
+    """Return all tables of a comparison."""
+    if result.seeds == 1 or not result.has_metric:
+        return [table(result)]
+    over_seeds = (
+        seeds_table(result.seeds_at(value), result.metric_name, where=result.at(value)) for value in result.values
+    )
+    return [table(result), *over_seeds]
+
+
 def table(result: CompareResult) -> Table:
     """Return a table with one row per precision and value. Ratios to fp32 are in parentheses."""
     job = result.job
     within = f", within {format_bytes(job.memory_budget_bytes)}" if job.memory_budget_bytes is not None else ""
     columns = [Column(result.option, right=True, key=True, spans=True)] if result.option is not None else []
-    columns.append(Column("precision", key=True))
     headings = ["samples/s\n(× fp32)", "train\nseconds", "peak memory\nin training"]
     headings += ["eval\nsamples/s", "peak memory\nin eval"]
     headings += [result.metric_name] * result.has_metric + ["steps\nskipped"]
-    columns += [Column(heading, right=True) for heading in headings]
     return Table(
         title=f"{job.workload} on {result.hardware.title}{within}",
-        columns=tuple(columns),
+        columns=(*columns, Column("precision", key=True), *(Column(heading, right=True) for heading in headings)),
         sections=tuple(_section(result, value) for value in result.values),
     )
 
 
 def _section(result: CompareResult, value: str) -> tuple[Row, ...]:
     """Return one row per precision at one value of the option."""
-    rows = []
-    for index, precision in enumerate(result.precisions):
-        of_option = [value if index == 0 else ""] if result.option is not None else []
-        rows.append((*of_option, precision, *_measures(result, result.cell(value, precision))))
-    return tuple(rows)
+    rows = [(precision, *_measures(result, result.cell(value, precision))) for precision in result.precisions]
+    if result.option is None:
+        return tuple(rows)
+    return tuple((value if index == 0 else "", *row) for index, row in enumerate(rows))
 
 
 def _measures(result: CompareResult, cell: Cell) -> list[str]:
@@ -63,45 +72,20 @@ def _measures(result: CompareResult, cell: Cell) -> list[str]:
         _with_ratio(result, cell, "eval_memory_bytes", memory_text),
     ]
     if result.has_metric:
-        cells.append(_metric(cell))
+        half_width = cell.metric.half_width if cell.metric is not None else None
+        uncertainty = "" if half_width is None else " " + tied(f"± {half_width:.4f}")
+        cells.append(f"{cell.metric.mean:.4f}{uncertainty}" if cell.metric is not None else UNKNOWN)
     cells.append(f"{cell.skipped_steps:,} of {cell.steps:,}" if cell.has_scaler else UNKNOWN)
     if cell.failure is not None:
-        cells[0] = _failure(cell) + ("" if cells[0] == UNKNOWN else f"\n{cells[0]}")
+        failed = sum(not training.job_result.fits for training in cell.trainings)
+        of = " " + tied(f"({failed} of {len(cell.trainings)})") if failed < len(cell.trainings) else ""
+        cells[0] = cell.failure.ended + of + ("" if cells[0] == UNKNOWN else f"\n{cells[0]}")
     return cells
 
 
-def _with_ratio(result: CompareResult, cell: Cell, measure: str, show: Callable[[float], str]) -> str:
-    number, ratio = getattr(cell, measure), result.ratio(cell, measure)
-    if number is None:
-        return UNKNOWN
-    return (
-        show(number) if cell.precision == REFERENCE or ratio is None else f"{show(number)} {tied(f'({ratio:.2f} ×)')}"
-    )
-
-
-def _metric(cell: Cell) -> str:
-    metric = cell.metric
-    if metric is None:
-        return UNKNOWN
-    return f"{metric.mean:.4f}" + ("" if metric.half_width is None else " " + tied(f"± {metric.half_width:.4f}"))
-
-
-def _failure(cell: Cell) -> str:
-    assert cell.failure is not None
-    failed = sum(not training.job_result.fits for training in cell.trainings)
-    of = " " + tied(f"({failed} of {len(cell.trainings)})") if failed < len(cell.trainings) else ""
-    where = f" in {cell.failure.phase}" if cell.failure.phase else ""
-    return f"{cell.status}{where}{of}"
-
-
-def tables(result: CompareResult) -> list[Table]:
-    """Return all tables of a comparison."""
-    if result.seeds == 1 or not result.has_metric:
-        return [table(result)]
-    equivalence = [
-        seeds_table(result.seeds_at(value), result.metric_name, where=result.at(value)) for value in result.values
-    ]
-    return [table(result), *equivalence]
+def _with_ratio(result: CompareResult, cell: Cell, measure: str, show: Callable[[float | None], str]) -> str:
+    ratio = result.ratio(cell, measure) if cell.precision != REFERENCE else None
+    return show(getattr(cell, measure)) + ("" if ratio is None else f" {tied(f'({ratio:.2f} ×)')}")
 
 
 def answers(result: CompareResult) -> list[str]:
@@ -116,13 +100,16 @@ def _answer(result: CompareResult, precision: str) -> str:
     known = [(result.at(value), speedup) for value, speedup in zip(result.values, speedups, strict=True) if speedup]
     if not known:
         return f"{precision} cannot be compared with {REFERENCE}: they completed no training in common"
-    if len(result.values) == 1:
-        return _answer_at_one(precision, *known[0])
-    faster = [(where, speedup) for where, speedup in known if judge(speedup) is Speed.FASTER]
     at_last, of_last = known[-1]
+    if len(result.values) == 1:
+        at = f" at {at_last}" if at_last else ""
+        if judge(of_last) is Speed.SAME:
+            return f"{precision} is as fast as {REFERENCE}{at} ({of_last:.2f} ×, within 3 %)"
+        return f"{precision} is {judge(of_last)} than {REFERENCE}{at} ({of_last:.2g} ×)"
+    faster = [(where, speedup) for where, speedup in known if judge(speedup) is Speed.FASTER]
     if comparison.as_numbers(result.values) is None:
         where = f"faster than {REFERENCE} at {_listed(faster)}" if faster else f"never faster than {REFERENCE}"
-        rest = [(at, speedup) for at, speedup in known if (at, speedup) not in faster]
+        rest = [each for each in known if each not in faster]
         return f"{precision} is {where}" + (f", not at {_listed(rest)}" if rest else "")
     start = pays_from(speedups)
     if start is not None:
@@ -135,13 +122,6 @@ def _answer(result: CompareResult, precision: str) -> str:
     if all(judge(speedup) is Speed.SAME for _, speedup in known):
         return f"{precision} is as fast as {REFERENCE} (within 3 %), up to {at_last}"
     return f"{precision} is never faster than {REFERENCE}, up to {at_last} ({of_last:.2g} ×)"
-
-
-def _answer_at_one(precision: str, where: str, speedup: float) -> str:
-    at = f" at {where}" if where else ""
-    if judge(speedup) is Speed.SAME:
-        return f"{precision} is as fast as {REFERENCE}{at} ({speedup:.2f} ×, within 3 %)"
-    return f"{precision} is {judge(speedup)} than {REFERENCE}{at} ({speedup:.2g} ×)"
 
 
 def _listed(speedups: Sequence[tuple[str, float]]) -> str:
@@ -162,27 +142,25 @@ def _only_it_fits(result: CompareResult, precision: str) -> list[str]:
 def notes(result: CompareResult) -> list[str]:
     """Return the notes that readers of the table need."""
     job = result.job
-    duration = counted(job.steps, "step") if job.steps is not None else counted(job.epochs or 0, "epoch")
     lines = [
-        f"Each training: {duration} at batch {job.batch_size} and learning rate {job.learning_rate:g}. Numbers in "
+        f"Each training: {duration(job)} at batch {job.batch_size} and learning rate {job.learning_rate:g}. Numbers in "
         "parentheses are relative to fp32."
     ]
     if job.synthetic:
         lines.append("Synthetic data (--synthetic): speed and memory are those of real data, but there is no metric.")
     elif result.seeds == 1:
         lines.append(ONE_SEED)
-    if job.memory_budget_bytes is not None and result.hardware.kind == "cpu":
+    if has_cpu_budget(result):
         lines.append(CPU_BUDGET_IS_SLOW)
     if any(cell.train_seconds is not None and cell.train_seconds < _SHORT_SECONDS for cell in result.cells):
         lines.append(
             "Some trainings took less than a second, so their samples/s are rough. Use more --steps or --epochs."
         )
-    waiting = [cell for cell in result.cells if cell.waits_for_data]
+    waiting = [f"{_name(result, cell)} {cell.waited_fraction:.0%}" for cell in result.cells if cell.waits_for_data]
     if waiting:
-        where = ", ".join(f"{_name(result, cell)} {cell.waited_fraction:.0%}" for cell in waiting)
         lines.append(
-            f"Trainings waited for data ({where} of their time), so their samples/s measure data loading. Use more "
-            "--num-workers, or compare with --synthetic."
+            f"Trainings waited for data ({', '.join(waiting)} of their time), so their samples/s measure data loading. "
+            "Use more --num-workers, or compare with --synthetic."
         )
     lines += [
         not_possible(_name(result, cell), cell.failure.message)

@@ -5,16 +5,15 @@ The curves are also metrics of the MLflow run; the plot can be viewed without a 
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from amp_track.records import metrics as names
 from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
+from amp_track.report.figures import new_figure, thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,27 +24,13 @@ _MOST_KEPT = 100_000
 """Above this number of step losses, at most half of them are kept."""
 _LOG_FROM_RATIO = 10
 """Losses with a larger ratio are drawn on a logarithmic axis."""
+_FEW = 50
+"""Curves with at most this many points have dots: a single point has no line."""
 _INFINITY_IN_STORE = sys.float_info.max
 """MLflow stores an infinite metric as this value."""
 
 Points = list[tuple[int, float]]
 """(step, value), by step."""
-Across = TypeVar("Across", int, float)
-
-
-@dataclass(frozen=True)
-class _Epoch:
-    step: int
-    """The optimizer step at the end of the epoch."""
-    train_loss: float | None = None
-    eval_loss: float | None = None
-    metric: float | None = None
-
-
-def warm_up() -> None:
-    """Import matplotlib before the first plot: it takes 0.3 s."""
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure  # noqa: F401
 
 
 class Curves:
@@ -56,19 +41,19 @@ class Curves:
         self._metric_name = metric_name
         self._step_losses: dict[int, float] = {}
         self._scales: dict[int, float] = {}
-        self._epochs: dict[int, _Epoch] = {}
+        self._epochs: dict[int, EpochEnded] = {}
 
     def restore(self, metrics: Mapping[str, Mapping[int, float]], *, steps_per_epoch: int) -> None:
         """Add the stored metrics of a resumed run: for each metric, its values by step or epoch."""
         self._step_losses |= metrics.get(names.STEP_LOSS, {})
         self._scales |= metrics.get(names.SCALE, {})
-        train, evaluation, metric = (
-            metrics.get(name, {}) for name in (names.TRAIN_LOSS, names.EVAL_LOSS, names.eval_metric(self._metric_name))
-        )
+        evaluation, metric = (metrics.get(name, {}) for name in (names.EVAL_LOSS, names.eval_metric(self._metric_name)))
         last_step = max(self._step_losses, default=0)
-        for epoch, loss in train.items():
+        for epoch, loss in metrics.get(names.TRAIN_LOSS, {}).items():
             step = min(epoch * steps_per_epoch, last_step)  # the last epoch may have ended early
-            self._epochs[epoch] = _Epoch(step, loss, evaluation.get(epoch), metric.get(epoch))
+            self._epochs[epoch] = EpochEnded(
+                epoch=epoch, step=step, train_loss=loss, eval_loss=evaluation.get(epoch), metric=metric.get(epoch)
+            )
 
     def add(self, event: Event) -> None:
         """Add the points of one event."""
@@ -80,7 +65,7 @@ class Curves:
                 self._thin_out()
                 self._scales |= event.scale_changes
             case EpochEnded():
-                self._epochs[event.epoch] = _Epoch(event.step, event.train_loss, event.eval_loss, event.metric)
+                self._epochs[event.epoch] = event
 
     def _thin_out(self) -> None:
         """Drop losses that the plot cannot resolve: a training may have a hundred million steps."""
@@ -93,24 +78,23 @@ class Curves:
         """Write the plot as a PNG. Return whether there was anything to draw."""
         if not self._step_losses and not self._epochs:
             return False
-        from matplotlib.figure import Figure  # not pyplot: no global state, no display; late: it takes 0.3 s
-
         metrics = self._of_epochs("metric")
         heights = [3.0] + [1.5] * bool(metrics) + [1.0] * bool(self._scales)
         inches = 1.2 + 1.1 * sum(heights)
-        figure = Figure(figsize=(8, inches))
+        figure = new_figure(8, inches)
         figure.subplots_adjust(left=0.11, right=0.95, bottom=0.55 / inches, top=1 - 0.35 / inches, hspace=0.12)
         panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         figure.text(0.53, 1 - 0.3 / inches, self._title, ha="center")
         self._draw_losses(panels[0])
         if metrics:
-            panels[1].plot(*_columns(_finite(metrics)), color="C2", marker=_marker(metrics), markersize=4)
+            _draw(panels[1], _finite(metrics), "C2", dots=len(metrics) <= _FEW)
             panels[1].set_ylabel(self._metric_name)
+        last_step = max((*self._step_losses, *(epoch.step for epoch in self._epochs.values())))
         if self._scales:
-            self._draw_scale(panels[-1])
+            self._draw_scale(panels[-1], last_step)
         for axes in panels:
             axes.grid(alpha=0.3)
-            axes.set_xlim(0, 1.02 * max(self._last_step, 1))
+            axes.set_xlim(0, 1.02 * max(last_step, 1))
             axes.yaxis.set_label_coords(-0.08, 0.5)  # automatic label placement takes half the drawing time
         panels[-1].set_xlabel("optimizer step")
         panels[-1].xaxis.set_label_coords(0.5, -0.3 / (1.1 * heights[-1]))
@@ -120,36 +104,31 @@ class Curves:
 
     def _draw_losses(self, axes: Axes) -> None:
         every_step = sorted(self._step_losses.items())
-        train, evaluation = self._of_epochs("train_loss"), self._of_epochs("eval_loss")
-        points = [_finite(curve) for curve in (every_step, train, evaluation)]
-        if _spreads([value for curve in points for _, value in curve]):
+        steps = _finite(every_step)
+        means, evaluated = (_finite(self._of_epochs(name)) for name in ("train_loss", "eval_loss"))
+        values = [value for curve in (steps, means, evaluated) for _, value in curve]
+        # A logarithmic axis, if it is needed to see the small values, and possible.
+        if values and min(values) > 0 and max(values) > _LOG_FROM_RATIO * min(values):
             axes.set_yscale("log")
-        steps, means, evaluated = points
         axes.plot(*_columns(thinned(steps, _MOST_POINTS)), color="C0", alpha=0.35, linewidth=0.7, label="each step")
-        if means:
-            axes.plot(*_columns(means), color="C0", marker=_marker(means), markersize=4, label="mean of each epoch")
-        if evaluated:
-            axes.plot(*_columns(evaluated), color="C1", marker=_marker(evaluated), markersize=4, label="evaluation")
-        wrong = [step for step, loss in every_step if not _is_finite(loss)]
+        for curve, color, label in ((means, "C0", "mean of each epoch"), (evaluated, "C1", "evaluation")):
+            if curve:
+                _draw(axes, curve, color, dots=len(curve) <= _FEW, label=label)
+        wrong = [(step, 0.03) for step, loss in every_step if not _is_finite(loss)]
         if wrong:
-            shown = [step for step, _ in thinned([(step, 0.0) for step in wrong], _MOST_POINTS)]
             label = f"inf or NaN ({len(wrong):,} steps)"
             at_the_bottom = axes.get_xaxis_transform()
-            axes.plot(shown, [0.03] * len(shown), "|", color="C3", label=label, transform=at_the_bottom)
+            axes.plot(*_columns(thinned(wrong, _MOST_POINTS)), "|", color="C3", label=label, transform=at_the_bottom)
         axes.set_ylabel("loss")
         axes.legend(loc="upper right", fontsize="small")
 
-    def _draw_scale(self, axes: Axes) -> None:
+    def _draw_scale(self, axes: Axes, last_step: int) -> None:
         changes = [(step, scale) for step, scale in _finite(sorted(self._scales.items())) if scale > 0]
         if changes:
             axes.set_yscale("log", base=2)
-            changes.append((self._last_step, changes[-1][1]))
+            changes.append((last_step, changes[-1][1]))
             axes.step(*_columns(thinned(changes, _MOST_POINTS)), where="post", color="C4")
         axes.set_ylabel("scale")
-
-    @property
-    def _last_step(self) -> int:
-        return max((*self._step_losses, *(epoch.step for epoch in self._epochs.values())), default=0)
 
     def _of_epochs(self, name: str) -> Points:
         """Return one value per epoch, at the last step of the epoch."""
@@ -157,24 +136,8 @@ class Curves:
         return [(step, value) for step, value in points if value is not None]
 
 
-def thinned(points: Sequence[tuple[Across, float]], most: int) -> list[tuple[Across, float]]:
-    """Return at most `most` of the points, in order: the minimum and maximum of each interval, so that the shape stays.
-
-    Args:
-        points: points with finite values.
-        most: an even number of 2 or more.
-    """
-    if len(points) <= most:
-        return list(points)
-    import numpy  # late: keeps start-up and input checks fast
-
-    values = numpy.array([value for _, value in points])
-    bounds = numpy.linspace(0, len(points), most // 2 + 1).astype(int)
-    kept: list[int] = []
-    for first, end in itertools.pairwise(bounds):
-        stretch = values[first:end]
-        kept += sorted({int(first + stretch.argmin()), int(first + stretch.argmax())})
-    return [points[index] for index in kept]
+def _draw(axes: Axes, curve: Points, color: str, *, dots: bool, label: str = "") -> None:
+    axes.plot(*_columns(curve), color=color, marker="o" if dots else "", markersize=4, label=label)
 
 
 def _finite(points: Iterable[tuple[int, float]]) -> Points:
@@ -185,15 +148,5 @@ def _is_finite(value: float) -> bool:
     return math.isfinite(value) and abs(value) < _INFINITY_IN_STORE
 
 
-def _spreads(values: Sequence[float]) -> bool:
-    """Return whether a logarithmic axis is needed to see the small values, and possible (all values positive)."""
-    return bool(values) and min(values) > 0 and max(values) > _LOG_FROM_RATIO * min(values)
-
-
 def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
     return [step for step, _ in points], [value for _, value in points]
-
-
-def _marker(points: Sequence[tuple[int, float]]) -> str:
-    """Return a dot as the marker if there are few points: a single point has no line."""
-    return "o" if len(points) <= 50 else ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amp_track.config.precisions import BY_NAME
@@ -52,31 +54,29 @@ def _section(group: LayerGroup) -> tuple[Row, ...]:
     rows: list[Row] = []
     last_pass = ""
     for in_pass, operation, dtypes, count in group.rows:
-        layers = "" if rows else group.title
         begins = in_pass if in_pass != last_pass else ""
-        rows.append((layers, begins, operation, dtypes, str(count * len(group.layers))))
+        rows.append(("" if rows else group.title, begins, operation, dtypes, str(count * len(group.layers))))
         last_pass = in_pass
     return tuple(rows)
 
 
-def layer_groups(operations: tuple[OperationDtypes, ...]) -> list[LayerGroup]:
+def layer_groups(operations: Sequence[OperationDtypes]) -> list[LayerGroup]:
     """Return groups of similar layers, ordered by the first layer of each group to run."""
     of_layer: dict[str, list[OperationDtypes]] = {}
     for one in operations:
         of_layer.setdefault(one.layer, []).append(one)
     alike: dict[tuple[str, tuple[_Operation, ...]], list[str]] = {}
-    for layer, of_one_layer in of_layer.items():
-        alike.setdefault((re.sub(r"\d+", "#", layer), _operations(of_one_layer)), []).append(layer)
+    for layer, own in of_layer.items():
+        alike.setdefault((re.sub(r"\d+", "#", layer), _operations(own)), []).append(layer)
     return [LayerGroup(tuple(layers), rows) for (_, rows), layers in alike.items()]
 
 
-def _operations(operations: list[OperationDtypes]) -> tuple[_Operation, ...]:
+def _operations(operations: Sequence[OperationDtypes]) -> tuple[_Operation, ...]:
     """Return the operations of a layer by pass and first use. Equal operations are counted together."""
-    times: dict[tuple[str, str, str], int] = {}
+    times: Counter[tuple[str, str, str]] = Counter()
     for one in sorted(operations, key=lambda one: _PASSES.index(one.in_pass)):
         dtypes = f"{', '.join(dict.fromkeys(one.inputs))} → {one.output}"
-        key = (one.in_pass, f"{one.operation} {one.parameter}".rstrip(), dtypes)
-        times[key] = times.get(key, 0) + one.count
+        times[one.in_pass, f"{one.operation} {one.parameter}".rstrip(), dtypes] += one.count
     return tuple((*key, count) for key, count in times.items())
 
 
@@ -85,16 +85,16 @@ def sentence(report: DtypesReport) -> str:
     dtypes_of: dict[str, dict[str, None]] = {}
     for one in report.computing:
         dtypes_of.setdefault(one.operation, {})[one.output] = None
-    names: dict[str, list[str]] = {dtype: [] for dtype in report.counts}
-    for operation, dtypes in dtypes_of.items():
-        names.setdefault(" and ".join(dtypes), []).append(operation)
     casts = f", {report.casts} casts between" if report.casts else ""
     is_tf32 = BY_NAME[report.precision].computes == "tf32"
     tf32 = "; float32 matrix products and convolutions are computed in TF32" if is_tf32 else ""
     if len(report.counts) == 1:
         ((dtype, count),) = report.counts.items()
         return f"forward pass and loss: all {count} operations in {dtype}{casts}: {', '.join(dtypes_of)}{tf32}"
+    names: dict[str, list[str]] = {dtype: [] for dtype in report.counts}
+    for operation, dtypes in dtypes_of.items():
+        names.setdefault(" and ".join(dtypes), []).append(operation)
     numbers = ", ".join(f"{count} in {dtype}" for dtype, count in report.counts.items())
     numbers = numbers.replace(" in", " operations in", 1)
-    which = "; ".join(f"{', '.join(listed)} in {dtypes}" for dtypes, listed in names.items() if listed)
+    which = "; ".join(f"{', '.join(operations)} in {dtypes}" for dtypes, operations in names.items() if operations)
     return f"forward pass and loss: {numbers}{casts}: {which}{tf32}"

@@ -1,32 +1,26 @@
-"""Results as HTML for notebooks: headings, tables and notes."""
+"""Tables and results as HTML and Markdown: for notebooks, pages and notes. Needs no style sheet."""
 
 from __future__ import annotations
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+import functools
+import re
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from amp_track.report import plan, summary, train
-from amp_track.report.table import table_html
+from amp_track.report.table import Table
 from amp_track.results.compare import CompareResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
 from amp_track.results.train import TrainResult
 
-_RESULT = """\
-<section style="color: inherit">
-<h4 style="color: inherit">{{ heading }}</h4>
-{% for line in lines %}<p style="margin: 0.2em 0">{{ line }}</p>
-{% endfor %}
-{%- for table in tables %}{{ table_html(table) }}{% endfor %}
-{%- if notes %}<ul style="margin-top: 0; max-width: 60em">
-{% for note in notes %}<li>{{ note }}</li>
-{% endfor %}</ul>
-{% endif %}</section>
-"""
-_TEMPLATE = Environment(autoescape=True, undefined=StrictUndefined).from_string(
-    _RESULT, globals={"table_html": lambda table: Markup(table_html(table))}
-)
+_HEADINGS = {
+    MaxBatchResult: "Max batch",
+    SearchResult: "Speed and metric within the max batch",
+    CompareResult: "Comparison of precisions",
+}
 
 
 def result_html(result: TrainResult | MaxBatchResult | SearchResult | CompareResult | PlanResult) -> str:
@@ -41,11 +35,39 @@ def result_html(result: TrainResult | MaxBatchResult | SearchResult | CompareRes
         case _:
             heading, tables, notes = _HEADINGS[type(result)], summary.tables(result), summary.notes(result)
             lines = list(result.answers) if isinstance(result, CompareResult) else []
-    return _TEMPLATE.render(heading=heading, tables=tables, notes=notes, lines=lines)
+    return templates().get_template("result.html").render(heading=heading, tables=tables, notes=notes, lines=lines)
 
 
-_HEADINGS = {
-    MaxBatchResult: "Max batch",
-    SearchResult: "Speed and metric within the max batch",
-    CompareResult: "Comparison of precisions",
-}
+def table_html(table: Table) -> str:
+    """Return a table as an HTML fragment."""
+    return templates().get_template("table.html").render(table=table)
+
+
+def table_markdown(table: Table) -> str:
+    """Return a table as Markdown, without its title."""
+    rule = ["--:" if column.right else "---" for column in table.columns]
+    headings, *rows = [
+        [_escaped(text).replace("\n", " ") for text in row]
+        for row in ([column.heading for column in table.columns], *table.rows)
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *rows))
+
+
+def _escaped(text: str) -> str:
+    """Escape Markdown markup: names of workloads and options may contain it."""
+    return re.sub(r"[\\`*_{}\[\]<>#|!~]", r"\\\g<0>", text)
+
+
+@functools.cache
+def templates() -> Environment:
+    """Return the templates of the folder page/."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "page"),
+        autoescape=lambda name: name is not None and name.endswith(".html"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["md"] = _escaped
+    environment.globals |= {"table_html": table_html, "table_markdown": table_markdown, "zip": zip}
+    return environment

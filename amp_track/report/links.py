@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from amp_track.report.wording import counted, listed
 from amp_track.results.compare import CompareResult, as_numbers
@@ -16,6 +16,7 @@ from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 
 _MOST_NAMES = 20
+_TRAINING_VIEW = "workflowType=machine_learning"
 
 
 @dataclass(frozen=True)
@@ -52,67 +53,49 @@ class Pages:
         return [*lines, f"Press Ctrl-C to stop {' and '.join(self.servers)}"]
 
 
-def pages(result: MaxBatchResult | SearchResult | CompareResult, ui: str) -> list[str]:
-    """Return the pages that show a result; see `named_pages`."""
-    return list(named_pages(result, ui).values())
-
-
-def named_pages(result: MaxBatchResult | SearchResult | CompareResult, ui: str) -> dict[str, str]:
+def pages(result: MaxBatchResult | SearchResult | CompareResult, ui: str) -> dict[str, str]:
     """Return the pages that show a result, by title: the study's run, its report page, and its trainings.
 
-    Args:
-        result: the result of a study.
-        ui: the URL of the UI; empty for links within the UI.
+    `ui` is the URL of the UI; empty for links within the UI.
     """
-    found = result.limits if isinstance(result, SearchResult) else result
-    shown = {
-        "study run": run(ui, found.experiment_id, found.run_id),
-        "report page": page(ui, found.experiment_id, found.run_id),
-    }
+    of_study = ui, result.experiment_id, result.run_id
+    shown = {"study run": run(*of_study), "report page": page(*of_study)}
     if isinstance(result, MaxBatchResult):
         return shown
-    shown["charts of the trainings"] = trainings(ui, found.experiment_id, found.run_id)
+    shown["charts of the trainings"] = trainings(*of_study)
     name = "best training of each precision"
     if isinstance(result, CompareResult):
         at = result.at(result.values[-1]) if result.values else ""
         name = "precisions side by side" + (f" at {at}" if at else "")
     best = [run_id for run_id in _best_runs(result) if run_id.isalnum()]  # other ids are placeholders of runs to come
     if len(best) > 1:
-        shown[name] = side_by_side(ui, found.experiment_id, best)
+        shown[name] = side_by_side(ui, result.experiment_id, best)
     return shown
 
 
 def _best_runs(result: SearchResult | CompareResult) -> list[str]:
     """Return one run per precision: its best training, or in a comparison the first seed at the last value."""
-    if isinstance(result, CompareResult):
-        if len(result.values) != 1 and as_numbers(result.values) is None:
-            return []
-        last = [cell for cell in result.cells if cell.value == result.values[-1]]
-        return [cell.trainings[0].run_id for cell in last if cell.failure is None]
-    best = [result.best(precision) for precision in result.limits.precisions]
-    return [trial.run_id for trial in best if trial is not None]
+    if isinstance(result, SearchResult):
+        return [trial.run_id for name in result.limits.precisions if (trial := result.best(name)) is not None]
+    if len(result.values) != 1 and as_numbers(result.values) is None:
+        return []
+    last = [cell for cell in result.cells if cell.value == result.values[-1]]
+    return [cell.trainings[0].run_id for cell in last if cell.failure is None]
 
 
 def run(ui: str, experiment_id: str, run_id: str) -> str:
     """Return the page of one run, in the model-training view of the UI."""
-    return f"{ui}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
+    return f"{ui}/#/experiments/{experiment_id}/runs/{run_id}?{_TRAINING_VIEW}"
 
 
 def page(ui: str, experiment_id: str, run_id: str) -> str:
     """Return the page of a study's `report.html` among the artifacts of its run."""
-    return f"{ui}/#/experiments/{experiment_id}/runs/{run_id}/artifacts/report.html?workflowType=machine_learning"
+    return f"{ui}/#/experiments/{experiment_id}/runs/{run_id}/artifacts/report.html?{_TRAINING_VIEW}"
 
 
 def trainings(ui: str, experiment_id: str, run_id: str) -> str:
-    """Return the page with the charts stored for a study's trainings; see tracking/writes.py.
-
-    Args:
-        ui: the URL of the UI.
-        experiment_id: the experiment of the study's run.
-        run_id: the id of the study's run.
-    """
-    asked = f"workflowType=machine_learning&viewStateShareKey={run_id}&compareRunsMode=CHART"
-    return f"{ui}/#/experiments/{experiment_id}/runs?{asked}"
+    """Return the page with the charts stored for a study's trainings; see tracking/writes.py."""
+    return f"{experiment(ui, experiment_id)}&viewStateShareKey={run_id}&compareRunsMode=CHART"
 
 
 def filtered_trainings(ui: str, experiment_id: str, run_id: str) -> str:
@@ -120,27 +103,24 @@ def filtered_trainings(ui: str, experiment_id: str, run_id: str) -> str:
 
     The order is not by date: the UI would fold child runs under their parent and not draw them.
     """
-    kinds = f"tags.`mlflow.parentRunId` = '{run_id}' AND tags.`amp_track.kind` = 'train'"
     query = {
-        "workflowType": "machine_learning",
         "compareRunsMode": "CHART",
         "orderByKey": "metrics.`throughput/samples_per_s`",
         "orderByAsc": "false",
-        "searchFilter": kinds,
+        "searchFilter": f"tags.`mlflow.parentRunId` = '{run_id}' AND tags.`amp_track.kind` = 'train'",
     }
-    fragment = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
-    return f"{ui}/#/experiments/{experiment_id}/runs?{fragment}"
+    return f"{experiment(ui, experiment_id)}&{urlencode(query, quote_via=quote, safe='')}"
 
 
 def side_by_side(ui: str, experiment_id: str, run_ids: Sequence[str]) -> str:
     """Return the page that compares runs: params and metrics in columns, and charts."""
     runs, experiments = (quote(json.dumps(ids, separators=(",", ":"))) for ids in (list(run_ids), [experiment_id]))
-    return f"{ui}/#/compare-runs?runs={runs}&experiments={experiments}&workflowType=machine_learning"
+    return f"{ui}/#/compare-runs?runs={runs}&experiments={experiments}&{_TRAINING_VIEW}"
 
 
 def experiment(ui: str, experiment_id: str) -> str:
     """Return the page that lists the runs of an experiment, in the model-training view of the UI."""
-    return f"{ui}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+    return f"{ui}/#/experiments/{experiment_id}/runs?{_TRAINING_VIEW}"
 
 
 def studies(dashboard: str) -> str:

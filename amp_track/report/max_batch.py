@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from amp_track.records.units import format_bytes
-from amp_track.report.table import Column, Row, Table
+from amp_track.report.table import Column, Row, Table, table_of
 from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
     UNKNOWN,
+    has_cpu_budget,
     memory_text,
     not_possible,
     of_precisions,
@@ -49,18 +50,21 @@ def max_batch_table(result: MaxBatchResult) -> Table:
         columns.append(Column(f"effective\nbatch {result.effective_batch_size}", right=True))
     rows = [_row(result, name) for name in result.precisions]
     rows += [(name, "skipped", *[UNKNOWN] * (len(columns) - 2)) for name in result.skipped]
-    return Table(title=title(result), columns=tuple(columns), sections=(tuple(rows),))
+    return table_of(title(result), columns, rows)
 
 
 def _row(result: MaxBatchResult, name: str) -> Row:
     fitted = result.precisions[name]
-    efficient = fitted.efficient_batch
+    efficient, confirmed = fitted.efficient_batch, UNKNOWN
+    if fitted.confirmation is not None:
+        whole = f" of\n{fitted.epoch_steps:,}" if _is_cut_short(fitted) else ""
+        confirmed = f"{fitted.confirmation.steps:,}{whole} steps"
     cells = [
         name,
         *max_batch_cells(fitted),
         f"{efficient[0]}\n{speed_text(efficient[1])}/s" if efficient else UNKNOWN,
         str(fitted.probes),
-        _confirmed_by(fitted),
+        confirmed,
     ]
     if result.multiple_of > 1:
         cells.insert(2, str(fitted.max_multiple or UNKNOWN))
@@ -68,6 +72,24 @@ def _row(result: MaxBatchResult, name: str) -> Row:
         parts = result.accumulation(name)
         cells.append(tied(f"{parts[0]} × {parts[1]}") if parts else "no divisor fits")
     return tuple(cells)
+
+
+def _is_cut_short(fitted: PrecisionResult) -> bool:
+    return fitted.confirmation is not None and fitted.confirmation.steps < fitted.epoch_steps
+
+
+def max_batch_cells(fitted: PrecisionResult) -> tuple[str, str, str, str]:
+    """Return the max batch, what limits it, its peak memory and its samples/s."""
+    if fitted.at_max_batch is None:
+        needed = f"one sample needs {memory_text(fitted.bytes_needed)}" if fitted.bytes_needed else "nothing fits"
+        return "0", "not supported here" if fitted.why_unsupported is not None else needed, UNKNOWN, UNKNOWN
+    phase = fitted.failure.phase if fitted.max_batch.bound == "memory" and fitted.failure else ""
+    return (
+        str(fitted.max_batch.batch_size),
+        _BOUNDS[fitted.max_batch.bound] + (f" in {phase}" if phase else ""),
+        memory_text(fitted.peak_bytes),
+        speed_text(fitted.samples_per_second),
+    )
 
 
 def max_batch_notes(result: MaxBatchResult) -> list[str]:
@@ -82,7 +104,7 @@ def max_batch_notes(result: MaxBatchResult) -> list[str]:
     if errors:
         listed = ", ".join(f"{error:+.1%} at {name}" for name, error in errors.items())
         lines.append(f"Memory of the first probe relative to the memory plan: {listed}.")
-    if result.job.memory_budget_bytes is not None and result.hardware.kind == "cpu":
+    if has_cpu_budget(result):
         lines.append(CPU_BUDGET_IS_SLOW)
     return lines + precision_notes(result)
 
@@ -90,31 +112,17 @@ def max_batch_notes(result: MaxBatchResult) -> list[str]:
 def confirmation_notes(result: MaxBatchResult) -> list[str]:
     """Return notes on the proof of the max batches: the confirmation runs, and the headroom."""
     lines = []
-    if any(_is_cut_short(fitted) for fitted in result.precisions.values()):
+    if any(map(_is_cut_short, result.precisions.values())):
         lines.append(
             "The confirmation run covers part of an epoch: full steps, the smaller last step, an evaluation of as many "
             "batches and, with several epochs, the steps after it. Use --confirm-steps epoch for a full epoch."
         )
-    runs = min(
-        (fitted.runs_at_max_batch for fitted in result.precisions.values() if fitted.max_batch.batch_size), default=1
-    )
+    runs = min((result.precisions[name].runs_at_max_batch for name in result.max_batch), default=1)
     if runs > 1:
         lines.append(f"Each max batch ran in {runs} fresh processes. {_RESOLUTION[result.hardware.kind == 'cpu']}")
     if result.headroom_bytes:
         lines.append(f"--headroom keeps {format_bytes(result.headroom_bytes)} of the budget free at each max batch.")
     return lines
-
-
-def _confirmed_by(fitted: PrecisionResult) -> str:
-    """Return `20 steps`, or `60 of 1,250 steps` if that is less than an epoch."""
-    if fitted.confirmation is None:
-        return UNKNOWN
-    made = f"{fitted.confirmation.steps:,}"
-    return f"{made} of\n{fitted.epoch_steps:,} steps" if _is_cut_short(fitted) else f"{made} steps"
-
-
-def _is_cut_short(fitted: PrecisionResult) -> bool:
-    return fitted.confirmation is not None and fitted.confirmation.steps < fitted.epoch_steps
 
 
 def precision_notes(result: MaxBatchResult) -> list[str]:
@@ -127,11 +135,11 @@ def _beyond(result: MaxBatchResult) -> list[str]:
     lines, none = [], []
     for name, fitted in result.precisions.items():
         if fitted.also_fits:
-            also = ", ".join(map(str, fitted.also_fits))
+            fit = "fits" if len(fitted.also_fits) == 1 else "fit"
             lines.append(
-                f"{name}: batch {fitted.max_batch.first_failing_batch} runs out of memory although {also} "
-                f"{'fits' if len(fitted.also_fits) == 1 else 'fit'}. The max batch stays below the first failing one: "
-                "no smaller batch is known to fail."
+                f"{name}: batch {fitted.max_batch.first_failing_batch} runs out of memory although "
+                f"{', '.join(map(str, fitted.also_fits))} {fit}. The max batch stays below the first failing one: no "
+                "smaller batch is known to fail."
             )
         elif fitted.beyond:
             none.append(f"up to {fitted.beyond[-1][0]} at {name}")
@@ -142,28 +150,4 @@ def _beyond(result: MaxBatchResult) -> list[str]:
 
 def impossible_precisions(fits: Mapping[str, PrecisionResult]) -> list[str]:
     """Return a note with the error for each precision that the device has no kernels for."""
-    return [
-        not_possible(name, fitted.why_unsupported)
-        for name, fitted in fits.items()
-        if fitted.why_unsupported is not None
-    ]
-
-
-def max_batch_cells(fitted: PrecisionResult) -> tuple[str, str, str, str]:
-    """Return the max batch, what limits it, its peak memory and its samples/s."""
-    if fitted.at_max_batch is None:
-        if fitted.why_unsupported is not None:
-            return "0", "not supported here", UNKNOWN, UNKNOWN
-        needed = f"one sample needs {memory_text(fitted.bytes_needed)}" if fitted.bytes_needed else "nothing fits"
-        return "0", needed, UNKNOWN, UNKNOWN
-    where = (
-        f" in {fitted.failure.phase}"
-        if fitted.max_batch.bound == "memory" and fitted.failure and fitted.failure.phase
-        else ""
-    )
-    return (
-        str(fitted.max_batch.batch_size),
-        _BOUNDS[fitted.max_batch.bound] + where,
-        memory_text(fitted.peak_bytes),
-        speed_text(fitted.samples_per_second),
-    )
+    return [not_possible(name, why) for name, fitted in fits.items() if (why := fitted.why_unsupported) is not None]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from amp_track.records.metrics import planned_metric
-from amp_track.records.plan import Holding, PeakMemory, PlannedMaxBatch, PlanTarget, PrecisionPlan
+from amp_track.records.plan import PeakMemory, PlannedMaxBatch, PlanTarget, PrecisionPlan
 from amp_track.records.units import format_bytes
 from amp_track.report.table import Column, Row, Table
 from amp_track.report.wording import UNKNOWN
@@ -28,7 +30,7 @@ def plan_tables(result: PlanResult) -> list[Table]:
 def plan_notes(result: PlanResult) -> list[str]:
     """Return the notes that readers of the tables need."""
     notes = list(NOT_MODELLED)
-    if any(_is_range(*sizes) for plan in result.report.precisions for sizes in _least_and_most(plan)):
+    if any(" to " in size for plan in result.report.precisions for size in _ranges(plan)):
         notes.append(
             "The upper end of a range includes the workspace of cuDNN's Winograd engine for 3 × 3 convolutions; other "
             "engines may need more. The max batch excludes it: with little memory left, PyTorch picks a smaller engine."
@@ -57,8 +59,7 @@ def plan_notes(result: PlanResult) -> list[str]:
         )
     if result.changes_nothing:
         notes.append(f"No effect on predicted memory or work: {', '.join(result.changes_nothing)}.")
-    notes += [f"{change} cannot be planned: {why}" for change, why in result.not_planned]
-    return notes
+    return notes + [f"{change} cannot be planned: {why}" for change, why in result.not_planned]
 
 
 def metrics(result: PlanResult) -> dict[str, float]:
@@ -72,39 +73,24 @@ def metrics(result: PlanResult) -> dict[str, float]:
     return numbers
 
 
+def _number(heading: str) -> Column:
+    return Column(heading, right=True, unwrapped=True)
+
+
+_PRECISION = Column("precision", key=True, unwrapped=True)
+_WORK = (_number("work"), _number("in 16 bits"))
+
+
 def _max_batches(result: PlanResult) -> Table:
-    columns = (
-        Column("GPU or budget", key=True, spans=True),
-        *_with(result),
-        Column("precision", key=True, unwrapped=True),
-        Column("max batch", right=True, unwrapped=True),
-        Column("reserved", right=True, unwrapped=True),
-        Column("allocated", right=True, unwrapped=True),
-        Column("limited by"),
-    )
+    columns = [_number("max batch"), _number("reserved"), _number("allocated"), Column("limited by")]
     sections = []
     for target in result.targets:
-        rows: list[Row] = []
-        for variant in result.variants:
-            for plan in variant.report.precisions:
-                cells = _max_batch_cells(result.max_batch(variant, plan.precision, target))
-                rows.append(("" if rows else _title(target), *_named(result, variant), plan.precision, *cells))
-        sections.append(tuple(rows))
-    return Table(title=f"{result.report.workload}: predicted max batch", columns=columns, sections=tuple(sections))
-
-
-def _with(result: PlanResult) -> tuple[Column, ...]:
-    """Return the column that names the variants, if there are several."""
-    return (Column("variant", key=True),) if len(result.variants) > 1 else ()
-
-
-def _named(result: PlanResult, variant: Variant) -> Row:
-    return (variant.name,) if len(result.variants) > 1 else ()
-
-
-def _title(target: PlanTarget) -> str:
-    """Return the name of a GPU or budget, for a GPU with the memory available to PyTorch."""
-    return f"{target.name}\n({format_bytes(target.capacity_bytes)})" if target.is_gpu else target.name
+        plans = [(variant, plan.precision) for variant in result.variants for plan in variant.report.precisions]
+        found = (
+            (variant, name, _max_batch_cells(result.max_batch(variant, name, target))) for variant, name in plans
+        )  # fmt: skip
+        sections.append(_target_section(result, target, found))
+    return _target_table(result, f"{result.report.workload}: predicted max batch", columns, sections)
 
 
 def _max_batch_cells(max_batch: PlannedMaxBatch | str) -> Row:
@@ -117,35 +103,43 @@ def _max_batch_cells(max_batch: PlannedMaxBatch | str) -> Row:
     return f"{max_batch.batch_size:,}", *_peak_cells(max_batch.peak), bound
 
 
-def _peak_cells(peak: PeakMemory) -> Row:
-    return format_bytes(peak.reserved_bytes), format_bytes(peak.allocated_bytes)
-
-
 def _ways(result: PlanResult) -> list[Table]:
     """Return the table of ways to the effective batch; empty if none was requested or nothing fits."""
-    columns = (
-        Column("GPU or budget", key=True, spans=True),
-        *_with(result),
-        Column("precision", key=True, unwrapped=True),
-        Column("batch × accumulation", right=True),
-        Column("reserved", right=True, unwrapped=True),
-        *_WORK,
-    )
+    columns = [Column("batch × accumulation", right=True), _number("reserved"), *_WORK]
     sections = []
     for target in result.targets:
-        rows: list[Row] = []
+        ways = []
         for found in result.ways(target):
             batch = f"{found.way.micro_batch:,} × {found.way.grad_accum:,}"
             cells = batch, format_bytes(found.way.peak.reserved_bytes), *_work_cells(result, found.plan)
-            first = "" if rows else _title(target)
-            rows.append((first, *_named(result, found.variant), found.plan.precision, *cells))
-        if rows:
-            sections.append(tuple(rows))
+            ways.append((found.variant, found.plan.precision, cells))
+        sections += [_target_section(result, target, ways)] if ways else []
     title = f"ways to reach an effective batch of {result.effective_batch_size or 0:,}, least work first"
-    return [Table(title=title, columns=columns, sections=tuple(sections))] if sections else []
+    return [_target_table(result, title, columns, sections)] if sections else []
 
 
-_WORK = (Column("work", right=True, unwrapped=True), Column("in 16 bits", right=True, unwrapped=True))
+def _target_table(
+    result: PlanResult, title: str, columns: Iterable[Column], sections: Iterable[tuple[Row, ...]]
+) -> Table:
+    """Return a table with a section per GPU or budget; several variants are named in a column."""
+    variant = (Column("variant", key=True),) if len(result.variants) > 1 else ()
+    target = Column("GPU or budget", key=True, spans=True)
+    return Table(title=title, columns=(target, *variant, _PRECISION, *columns), sections=tuple(sections))
+
+
+def _target_section(
+    result: PlanResult, target: PlanTarget, found: Iterable[tuple[Variant, str, Row]]
+) -> tuple[Row, ...]:
+    # A GPU is shown with the memory available to PyTorch.
+    title = f"{target.name}\n({format_bytes(target.capacity_bytes)})" if target.is_gpu else target.name
+    return tuple(
+        ("" if index else title, *([variant.name] if len(result.variants) > 1 else []), precision, *cells)
+        for index, (variant, precision, cells) in enumerate(found)
+    )
+
+
+def _peak_cells(peak: PeakMemory) -> Row:
+    return format_bytes(peak.reserved_bytes), format_bytes(peak.allocated_bytes)
 
 
 def _work_cells(result: PlanResult, plan: PrecisionPlan) -> Row:
@@ -154,16 +148,9 @@ def _work_cells(result: PlanResult, plan: PrecisionPlan) -> Row:
 
 
 def _variants(result: PlanResult) -> Table:
-    first = result.report.precisions[0]
-    columns = (
-        Column("variant", key=True, spans=True),
-        Column("precision", key=True, unwrapped=True),
-        Column("reserved", right=True, unwrapped=True),
-        Column("allocated", right=True, unwrapped=True),
-        *_WORK,
-    )
+    columns = (Column("variant", key=True, spans=True), _PRECISION, _number("reserved"), _number("allocated"), *_WORK)
     return Table(
-        title=f"predicted peak at batch {first.batch_size:,}",
+        title=f"predicted peak at batch {result.report.precisions[0].batch_size:,}",
         columns=columns,
         sections=tuple(
             tuple(
@@ -179,41 +166,30 @@ def _categories(result: PlanResult) -> Table:
     plans = result.report.precisions
     names = dict.fromkeys(category for plan in plans for category, _ in plan.peak.by_category)
     rows = [
-        (str(category), *(format_bytes(dict(plan.peak.by_category).get(category, 0)) for plan in plans))
-        for category in names
-    ]
-    allocated, reserved = zip(*map(_least_and_most, plans), strict=True)
-    totals = [
-        ("allocated at peak", *(_range(*sizes) for sizes in allocated)),
-        ("reserved", *(_range(*sizes) for sizes in reserved)),
-    ]
+        (str(name), *(format_bytes(dict(plan.peak.by_category).get(name, 0)) for plan in plans)) for name in names
+    ]  # fmt: skip
+    allocated, reserved = zip(*map(_ranges, plans), strict=True)
     return Table(
-        title=f"predicted memory at batch {plans[0].batch_size:,}{_of_first(result)}",
-        columns=(
-            Column("category", key=True, unwrapped=True),
-            *(Column(plan.precision, right=True, unwrapped=True) for plan in plans),
-        ),
-        sections=(tuple(rows), tuple(totals)),
+        title=f"predicted memory {_at_batch(result)}",
+        columns=(Column("category", key=True, unwrapped=True), *(_number(plan.precision) for plan in plans)),
+        sections=(tuple(rows), (("allocated at peak", *allocated), ("reserved", *reserved))),
     )
 
 
-def _least_and_most(plan: PrecisionPlan) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return (without, with) the workspaces of convolutions, for allocated and for reserved bytes."""
+def _ranges(plan: PrecisionPlan) -> tuple[str, str]:
+    """Return allocated and reserved memory, as a range if the workspaces of cuDNN make a visible difference."""
     least, most = plan.peak, plan.peak_with_workspaces
-    return (least.allocated_bytes, most.allocated_bytes), (least.reserved_bytes, most.reserved_bytes)
+    sizes = (least.allocated_bytes, most.allocated_bytes), (least.reserved_bytes, most.reserved_bytes)
+    allocated, reserved = (
+        f"{format_bytes(low)} to {format_bytes(high)}" if high > _SAME * low else format_bytes(low)
+        for low, high in sizes
+    )
+    return allocated, reserved
 
 
-def _is_range(least: int, most: int) -> bool:
-    return most > _SAME * least
-
-
-def _range(least: int, most: int) -> str:
-    """Return a size, or a range if the workspaces of cuDNN make a visible difference."""
-    return f"{format_bytes(least)} to {format_bytes(most)}" if _is_range(least, most) else format_bytes(least)
-
-
-def _of_first(result: PlanResult) -> str:
-    return f", {result.variants[0].name}" if len(result.variants) > 1 else ""
+def _at_batch(result: PlanResult) -> str:
+    of_first = f", {result.variants[0].name}" if len(result.variants) > 1 else ""
+    return f"at batch {result.report.precisions[0].batch_size:,}{of_first}"
 
 
 def _largest(result: PlanResult) -> Table:
@@ -222,20 +198,15 @@ def _largest(result: PlanResult) -> Table:
         Column("layer", key=True),
         Column("operation", unwrapped=True),
         Column("category", unwrapped=True),
-        Column("size", right=True, unwrapped=True),
+        _number("size"),
     )
-    return Table(
-        title=f"largest storages at peak, batch {result.report.precisions[0].batch_size:,}{_of_first(result)}",
-        columns=columns,
-        sections=tuple(
-            tuple(_holding_row(holding, plan.precision if index == 0 else "") for index, holding in enumerate(largest))
-            for plan in result.without_twins()
-            if (largest := plan.peak.largest)
-        ),
-    )
-
-
-def _holding_row(holding: Holding, precision: str) -> Row:
-    times = f" × {holding.count}" if holding.count > 1 else ""
-    layer = holding.layer or "–"
-    return precision, layer, (holding.operation or "–") + times, str(holding.category), format_bytes(holding.size_bytes)
+    sections = []
+    for plan in result.without_twins():
+        rows: list[Row] = []
+        for holding in plan.peak.largest:
+            operation = (holding.operation or UNKNOWN) + (f" × {holding.count}" if holding.count > 1 else "")
+            precision, size = "" if rows else plan.precision, format_bytes(holding.size_bytes)
+            rows.append((precision, holding.layer or UNKNOWN, operation, str(holding.category), size))
+        sections += [tuple(rows)] if rows else []
+    title = f"largest storages at peak, {_at_batch(result).removeprefix('at ')}"
+    return Table(title=title, columns=columns, sections=tuple(sections))

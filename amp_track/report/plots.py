@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
 
@@ -13,7 +12,7 @@ from amp_track.config.precisions import PRECISION_COLORS
 from amp_track.memory_plan.replay import Timeline, timeline
 from amp_track.records.plan import Category
 from amp_track.records.units import format_bytes
-from amp_track.report.page.svg import plain_text
+from amp_track.report.figures import new_figure, plain_text
 from amp_track.results.compare import Cell, CompareResult, as_numbers
 from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
@@ -21,17 +20,14 @@ from amp_track.results.search import SearchResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
 TARGET = "target"
 """The name of the plot that is the same at every precision: the target of the others."""
-
+MEMORY_PLOT = "memory.png"
 
 Plots = Mapping[tuple[str, str], Mapping[str, Path]]
 """PNG files by plot name, for each (value, precision)."""
 
-
 _CELL_INCHES = 3.0
-MEMORY_PLOT = "memory.png"
 _COLORS = {
     Category.PARAMETERS: "#0072B2",
     Category.OPTIMIZER_STATE: "#56B4E9",
@@ -42,27 +38,23 @@ _COLORS = {
     Category.TEMPORARIES: "#D55E00",
 }
 """From bottom to top, persistent memory first. The colors are Okabe and Ito's, safe for color-blind readers."""
-_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def draw_search(result: SearchResult, file: Path) -> None:
     """Draw speed and metric over the batch size: one line per precision, with its max batch dashed."""
-    from matplotlib.figure import Figure  # not pyplot: no global state, no display
     from matplotlib.ticker import ScalarFormatter
 
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    figure = new_figure(11, 4.5, layout="constrained")
     speed, metric = figure.subplots(1, 2)
     for name, fitted in result.limits.precisions.items():
-        trials = sorted(
-            (trial for trial in result.trials if trial.precision == name and trial.job_result.fits),
-            key=lambda trial: trial.batch_size,
-        )
+        trials = sorted(result.trained(name), key=lambda trial: trial.batch_size)
         batches = [trial.batch_size for trial in trials]
-        style = {"marker": "o", "color": PRECISION_COLORS[name], "label": f"{name} (≤ {fitted.max_batch.batch_size})"}
+        max_batch, color = fitted.max_batch.batch_size, PRECISION_COLORS[name]
+        style = {"marker": "o", "color": color, "label": f"{name} (≤ {max_batch})"}
         speed.plot(batches, [trial.job_result.samples_per_second for trial in trials], **style)
         metric.plot(batches, [trial.job_result.metric for trial in trials], **style)
         for axes in (speed, metric):
-            axes.axvline(fitted.max_batch.batch_size, color=PRECISION_COLORS[name], linestyle="--", linewidth=0.8)
+            axes.axvline(max_batch, color=color, linestyle="--", linewidth=0.8)
     same = "epochs" if result.limits.job.steps is None else "steps"
     for axes, label in ((speed, "samples per second"), (metric, f"{result.metric_name}, same {same} for all")):
         axes.set_xscale("log", base=2)
@@ -75,23 +67,7 @@ def draw_search(result: SearchResult, file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def draw_compare(result: CompareResult, file: Path) -> bool:
-    """Write the charts of a comparison as one PNG. Return whether there was anything to draw."""
-    known = measures(result)
-    if not known:
-        return False
-    from matplotlib.figure import Figure  # not pyplot: no global state, no display
-
-    with plain_text():
-        figure = Figure(figsize=(5.5 * len(known), 4.5), layout="constrained")
-        for axes, measure in zip(figure.subplots(1, len(known), squeeze=False)[0], known, strict=True):
-            draw_measure(axes, result, measure)
-    figure.savefig(file, dpi=110)
-    return True
-
-
-@dataclass(frozen=True)
-class Measure:
+class Measure(NamedTuple):
     """A number of each cell that is drawn in a chart."""
 
     field: str
@@ -107,6 +83,19 @@ _MEASURES = (
 )
 
 
+def draw_compare(result: CompareResult, file: Path) -> bool:
+    """Write the charts of a comparison as one PNG. Return whether there was anything to draw."""
+    known = measures(result)
+    if not known:
+        return False
+    with plain_text():
+        figure = new_figure(5.5 * len(known), 4.5, layout="constrained")
+        for axes, measure in zip(figure.subplots(1, len(known), squeeze=False)[0], known, strict=True):
+            draw_measure(axes, result, measure)
+    figure.savefig(file, dpi=110)
+    return True
+
+
 def measures(result: CompareResult) -> list[Measure]:
     """Return the measures that at least one cell has."""
     return [each for each in _MEASURES if any(getattr(cell, each.field) is not None for cell in result.cells)]
@@ -115,12 +104,11 @@ def measures(result: CompareResult) -> list[Measure]:
 def draw_measure(axes: Axes, result: CompareResult, measure: Measure) -> None:
     """Draw one measure for each precision: lines if the option's values are numbers, else bars."""
     numbers = as_numbers(result.values) if len(result.values) > 1 else None
-    heights = {
-        precision: [
-            _scaled(getattr(result.cell(value, precision), measure.field), measure.unit) for value in result.values
-        ]
-        for precision in result.precisions
-    }
+    heights = {precision: numpy.full(len(result.values), numpy.nan) for precision in result.precisions}
+    for precision, own in heights.items():
+        for index, value in enumerate(result.values):
+            if (number := getattr(result.cell(value, precision), measure.field)) is not None:
+                own[index] = number / measure.unit
     if numbers is None:
         _draw_bars(axes, result, heights)
     else:
@@ -130,25 +118,15 @@ def draw_measure(axes: Axes, result: CompareResult, measure: Measure) -> None:
     axes.grid(alpha=0.3, axis="both" if numbers is not None else "y")
 
 
-def _scaled(number: float | None, unit: float) -> float:
-    return number / unit if number is not None else numpy.nan
-
-
-def _rounded(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def _draw_lines(
-    axes: Axes, result: CompareResult, heights: Mapping[str, list[float]], numbers: Sequence[float]
-) -> None:
+def _draw_lines(axes: Axes, result: CompareResult, heights: Mapping[str, numpy.ndarray], numbers: list[float]) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    for precision, numbers_of in heights.items():
-        axes.plot(numbers, numbers_of, marker="o", markersize=5, color=PRECISION_COLORS[precision], label=precision)
+    for precision, own in heights.items():
+        axes.plot(numbers, own, marker="o", markersize=5, color=PRECISION_COLORS[precision], label=precision)
     if min(numbers) > 0:
         axes.set_xscale("log")
         axes.minorticks_off()
-    if any(number > 0 for of in heights.values() for number in of):
+    if any((own > 0).any() for own in heights.values()):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
@@ -158,22 +136,23 @@ def _draw_lines(
     axes.legend(frameon=False)
 
 
-def _draw_bars(axes: Axes, result: CompareResult, heights: Mapping[str, list[float]]) -> None:
+def _draw_bars(axes: Axes, result: CompareResult, heights: Mapping[str, numpy.ndarray]) -> None:
     width = 0.8 / len(heights)
     places = numpy.arange(len(result.values))
     axes.yaxis.set_major_formatter("{x:,g}")
-    for index, (precision, numbers_of) in enumerate(heights.items()):
+    for index, (precision, own) in enumerate(heights.items()):
         shift = (index - (len(heights) - 1) / 2) * width
-        bars = axes.bar(places + shift, numbers_of, 0.9 * width, color=PRECISION_COLORS[precision], label=precision)
+        bars = axes.bar(places + shift, own, 0.9 * width, color=PRECISION_COLORS[precision], label=precision)
         if result.option is None:
-            axes.bar_label(bars, labels=[f"{precision}\n{_rounded(number)}" for number in numbers_of])
+            rounded = (f"{number:,.0f}" if number >= 100 else f"{number:.3g}" for number in own)
+            axes.bar_label(bars, labels=[f"{precision}\n{number}" for number in rounded])
     if result.option is None:
         axes.set_xticks([])
         axes.margins(y=0.15)
-        return
-    axes.set_xticks(places, labels=result.values)
-    axes.set_xlabel(result.option)
-    axes.legend(frameon=False)
+    else:
+        axes.set_xticks(places, labels=result.values)
+        axes.set_xlabel(result.option)
+        axes.legend(frameon=False)
 
 
 def draw_side_by_side(result: CompareResult, plots: Plots, file: Path) -> bool:
@@ -184,11 +163,10 @@ def draw_side_by_side(result: CompareResult, plots: Plots, file: Path) -> bool:
     rows = [row for value in result.values for row in _rows(result, plots, value)]
     if not rows:
         return False
-    from matplotlib.figure import Figure
     from PIL import Image
 
     columns = len(rows[0][1])
-    figure = Figure(figsize=(_CELL_INCHES * columns, (_CELL_INCHES + 0.3) * len(rows)), layout="constrained")
+    figure = new_figure(_CELL_INCHES * columns, (_CELL_INCHES + 0.3) * len(rows), layout="constrained")
     for (label, cells), row in zip(rows, figure.subplots(len(rows), columns, squeeze=False), strict=True):
         row[0].set_ylabel(label)
         for (title, plot), axes in zip(cells, row, strict=True):
@@ -205,17 +183,14 @@ def draw_side_by_side(result: CompareResult, plots: Plots, file: Path) -> bool:
 
 def _rows(result: CompareResult, plots: Plots, value: str) -> list[tuple[str, list[tuple[str, Path | None]]]]:
     """Return one row per plot at one value: a label, and a title and file per column. The target appears once."""
-    of_precision = {precision: plots.get((value, precision), {}) for precision in result.precisions}
-    targets = [of_run[TARGET] for of_run in of_precision.values() if TARGET in of_run]
+    own = {precision: plots.get((value, precision), {}) for precision in result.precisions}
+    target = next((of_run[TARGET] for of_run in own.values() if TARGET in of_run), None)
     has_target = any(TARGET in of_run for of_run in plots.values())
     rows: list[tuple[str, list[tuple[str, Path | None]]]] = []
-    for name in sorted({name for of_run in of_precision.values() for name in of_run} - {TARGET}):
-        cells = [
-            (_column_title(result, result.cell(value, precision)), of_precision[precision].get(name))
-            for precision in of_precision
-        ]
+    for name in sorted({name for of_run in own.values() for name in of_run} - {TARGET}):
+        cells = [(_column_title(result, result.cell(value, each)), own[each].get(name)) for each in own]
         if has_target:
-            cells.insert(0, (TARGET, targets[0]) if targets and not rows else ("", None))
+            cells.insert(0, (TARGET, target) if target is not None and not rows else ("", None))
         rows.append(("\n".join(part for part in (result.at(value), name) if part), cells))
     return rows
 
@@ -229,19 +204,18 @@ def _column_title(result: CompareResult, cell: Cell) -> str:
 
 def draw_memory(result: PlanResult, file: Path) -> None:
     """Write the plot as a PNG: one panel per precision with a different peak, on a common scale."""
-    from matplotlib.figure import Figure  # not pyplot: no global state, no display
-
     plans = result.without_twins()
     timelines = [timeline(plan.trace) for plan in plans]
     most = max(max(course.reserved_bytes) for course in timelines)
-    unit = next((unit for unit in _UNITS if most >= unit[0]), _UNITS[-1])
-    figure = Figure(figsize=(max(4.2 * len(plans), 6.5), 5), layout="constrained")
+    units = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    unit_bytes, unit = next((each for each in units if most >= each[0]), units[-1])
+    figure = new_figure(max(4.2 * len(plans), 6.5), 5, layout="constrained")
     panels = figure.subplots(1, len(plans), sharey=True, squeeze=False)[0]
     for axes, plan, course in zip(panels, plans, timelines, strict=True):
-        _draw_course(axes, course, unit[0])
+        _draw_course(axes, course, unit_bytes)
         axes.set_title(f"{plan.precision}: {format_bytes(plan.peak.reserved_bytes)} reserved", fontsize="medium")
-    panels[0].set_ylabel(unit[1])
-    panels[0].set_ylim(0, 1.12 * most / unit[0])
+    panels[0].set_ylabel(unit)
+    panels[0].set_ylim(0, 1.12 * most / unit_bytes)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="outside right center", fontsize="small", frameon=False)
     of_what = f"{result.report.workload}, {result.variants[0].name}, batch {plans[0].batch_size:,}"
@@ -255,18 +229,17 @@ def _draw_course(axes: Axes, course: Timeline, unit_bytes: int) -> None:
     names = [category for category in _COLORS if category in course.by_category]
     axes.stackplot(
         events,
-        [[size / unit_bytes for size in course.by_category[name]] for name in names],
+        [numpy.array(course.by_category[name]) / unit_bytes for name in names],
         labels=[str(name) for name in names],
         colors=[_COLORS[name] for name in names],
         step="post",
     )
-    reserved = [size / unit_bytes for size in course.reserved_bytes]
+    reserved = numpy.array(course.reserved_bytes) / unit_bytes
     axes.plot(events, reserved, color="black", linewidth=1, linestyle="--", label="reserved")
     for name, start in course.phases:
         axes.axvline(start, color="black", linewidth=0.5, alpha=0.5)
         top = axes.get_xaxis_transform()
         axes.text(start, 0.99, f" {name} ", transform=top, va="top", rotation=90, fontsize="x-small")
-    peak = course.peak
-    axes.plot([peak], [course.allocated_bytes[peak] / unit_bytes], "v", color="black", label="peak")
+    axes.plot([course.peak], [course.allocated_bytes[course.peak] / unit_bytes], "v", color="black", label="peak")
     axes.set_xlim(0, max(len(events) - 1, 1))
     axes.set_xticks([])

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from amp_track.config.job import Job
@@ -66,11 +66,11 @@ class CellOutput:
     def change(self, line: str) -> None:
         """Replace the changing line; an empty one removes it. Frequent updates are dropped."""
         self._begin_if_new_cell()
-        if line == self._current:
-            return
-        self._current = line
-        if not line or time.monotonic() - self._shown_at >= _SECONDS_BETWEEN_UPDATES:
-            self._show()
+        is_due = not line or time.monotonic() - self._shown_at >= _SECONDS_BETWEEN_UPDATES
+        if line != self._current:
+            self._current = line
+            if is_due:
+                self._show()
 
     def _begin_if_new_cell(self) -> None:
         from IPython.core.getipython import get_ipython  # exists: this code runs in its kernel
@@ -82,20 +82,18 @@ class CellOutput:
     def _show(self) -> None:
         from IPython.display import display
 
-        data = {"text/plain": "\n".join([*self._lines, self._current]).rstrip(), "text/html": self._html()}
+        def pre(lines: list[str]) -> str:
+            return f'<pre style="{_STYLE}">{html.escape(chr(10).join(lines))}</pre>'
+
+        lines = [*self._lines, self._current] if self._current else self._lines
+        hidden = max(len(self._lines) - _LINES_IN_SIGHT, 0)
+        folded = f"<details><summary>{hidden} earlier lines</summary>{pre(lines[:hidden])}</details>" if hidden else ""
+        data = {"text/plain": "\n".join(lines), "text/html": folded + pre(lines[hidden:])}
         if self._handle is None:
             self._handle = display(data, raw=True, display_id=True)
         else:
             self._handle.update(data, raw=True)
         self._shown_at = time.monotonic()
-
-    def _html(self) -> str:
-        def pre(lines: list[str]) -> str:
-            return f'<pre style="{_STYLE}">{html.escape(chr(10).join(lines))}</pre>'
-
-        earlier, lines = self._lines[:-_LINES_IN_SIGHT], self._lines[-_LINES_IN_SIGHT:]
-        folded = f"<details><summary>{len(earlier)} earlier lines</summary>{pre(earlier)}</details>" if earlier else ""
-        return folded + pre([*lines, self._current] if self._current else lines)
 
 
 console = _Console(stderr=True, highlight=False, soft_wrap=True)
@@ -161,19 +159,15 @@ def following(
         return _following_in_notebook(title, epoch_line)
     if console.is_terminal:
         return _following_on_terminal(title, where, job.precision, epoch_line)
-    return _following_in_lines(epoch_line)
+    return nullcontext(lambda event: _print_event(event, epoch_line))
 
 
-@contextmanager
-def _following_in_lines(epoch_line: EpochLine) -> Iterator[Show]:
-    def show(event: Event) -> None:
-        match event:
-            case EpochEnded() if line := epoch_line(event):
-                say(line)
-            case Noted(text=text):
-                say(text)
-
-    yield show
+def _print_event(event: Event, epoch_line: EpochLine) -> None:
+    match event:
+        case EpochEnded() if line := epoch_line(event):
+            say(line)
+        case Noted(text=text):
+            say(text)
 
 
 @contextmanager
@@ -209,24 +203,18 @@ def _line_in_notebook(text: str) -> Iterator[None]:
 def _following_on_terminal(title: str, where: str, precision: str, epoch_line: EpochLine) -> Iterator[Show]:
     """Draw a bar until the block ends: progress, steps/s, memory, the GradScaler's scale, time left."""
     is_narrow = console.width < _NARROW
-    shown = Text(title, style=PRECISION_COLORS[precision])
+    shown = Text(title)
     shown.truncate(_LONGEST_NARROW_TITLE if is_narrow else _LONGEST_TITLE, overflow="ellipsis")
     columns: list[ProgressColumn] = [
-        _Title(),
+        TextColumn("{task.description}", style=PRECISION_COLORS[precision], markup=False),
         *([] if is_narrow else [BarColumn(bar_width=20)]),
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[state]}", markup=False),
         TimeRemainingColumn(),
     ]
     scale, first = "", (0, 0.0)
-
-    def below() -> Text | None:
-        """Return the second line; None if it would be empty."""
-        parts = [part for part in (scale if is_narrow else "", where) if part]
-        return Text("  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis") if parts else None
-
     with _Lines(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None, title=shown, state="", below=below())
+        task = progress.add_task(shown.plain, total=None, state="", below=where)
 
         def show(event: Event) -> None:
             nonlocal scale, first
@@ -241,12 +229,11 @@ def _following_on_terminal(title: str, where: str, precision: str, epoch_line: E
                     steps, seconds = step - first[0], now - first[1]
                     speed = f"{steps / seconds:,.3g} steps/s" if steps > 0 and seconds > 0 else ""
                     memory = format_bytes(memory_bytes) if memory_bytes is not None else ""
-                    state = "  ".join(part for part in (speed, memory, "" if is_narrow else scale) if part)
-                    progress.update(task, completed=step, total=total, state=state, below=below())
-                case Noted(text=text):
-                    console.print(text, markup=False)
-                case EpochEnded() if line := epoch_line(event):
-                    console.print(line, markup=False)
+                    state = "  ".join(filter(None, (speed, memory, "" if is_narrow else scale)))
+                    below = "  ".join(filter(None, (scale if is_narrow else "", where)))
+                    progress.update(task, completed=step, total=total, state=state, below=below)
+                case _:
+                    _print_event(event, epoch_line)
 
         yield show
 
@@ -255,19 +242,10 @@ class _Lines(Progress):
     """One line for the job, and one below it for the state of the search."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Return the lines from top to bottom."""
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
-            if task.fields["below"]:
-                yield task.fields["below"]
-
-
-class _Title(ProgressColumn):
-    """The colored title of a job."""
-
-    def render(self, task: Task) -> Text:
-        title: Text = task.fields["title"]
-        return title
+            if below := task.fields["below"]:
+                yield Text(below, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def job_result_line(job: Job, job_result: JobResult, *, metric_name: str | None = None, why: str = "") -> str:
@@ -306,15 +284,12 @@ class Pace:
     def next(self, made: int, total: int) -> str:
         """Return the position of the next training: `training 7 of 30, about 0:03:10 left`.
 
-        Args:
-            made: the trainings finished by all search workers, including earlier commands.
-            total: the number of requested trainings. The time is omitted until one has ended since the first call.
+        `made` counts the trainings finished by all search workers, including earlier commands. The time is omitted
+        until one has ended since the first call.
         """
         now = self._clock()
-        if self._first is None:
-            self._first = made, now
+        first, since = self._first = self._first or (made, now)
         text = f"training {made + 1} of {total}"
-        first, since = self._first
         if made == first or made >= total:
             return text
         left_seconds = min((now - since) / (made - first) * (total - made), max(self._deadline - now, 0))

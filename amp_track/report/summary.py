@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amp_track.config.precisions import REFERENCE
 from amp_track.report import compare, search
 from amp_track.report import max_batch as max_batch_report
 from amp_track.report.table import Table
-from amp_track.report.wording import UNKNOWN, counted, speed_text
+from amp_track.report.wording import UNKNOWN, counted, has_cpu_budget, speed_text
 from amp_track.results.compare import Cell, CompareResult, Speed, judge
-from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, Comparison
+from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, Comparison, SeedsResult
 from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
 from amp_track.results.recommendation import Recommendation, choose_compared, has_diverged, train_command
 from amp_track.results.search import SearchResult
@@ -35,19 +36,42 @@ class Answer:
     """Limits of this study that readers should know."""
 
 
+def tables(result: Result) -> list[Table]:
+    """Return the tables that a command prints for a study."""
+    match result:
+        case CompareResult():
+            return compare.tables(result)
+        case SearchResult():
+            return search.search_tables(result)
+    return [max_batch_report.max_batch_table(result)]
+
+
+def notes(result: Result) -> list[str]:
+    """Return the notes that readers of the tables need."""
+    match result:
+        case CompareResult():
+            return compare.notes(result)
+        case SearchResult():
+            return search.notes(result)
+    return max_batch_report.max_batch_notes(result)
+
+
 def answer(result: Result) -> Answer:
     """Return the recommendation of a study."""
     if isinstance(result, CompareResult):
         return _of_compare(result)
     choice = result.recommended
-    found = result.limits if isinstance(result, SearchResult) else result
     if choice is None:
-        return Answer(headline=_why_none(result, found), caveats=tuple(notes(result)))
+        return Answer(headline=_why_none(result), caveats=tuple(notes(result)))
+    parts = [_largest(choice), _speed(choice), _metric(result, choice)]
+    if choice.precision == REFERENCE:
+        parts.insert(0, _nothing_is_faster(result))
+    said = ", ".join(part for part in parts if part)
     return Answer(
-        headline=_headline(result, choice),
-        more=tuple(_more(found, choice)),
+        headline=f"{choice.precision} at batch {choice.batch_size:,}" + (f": {said}" if said else ""),
+        more=tuple(_more(result.limits, choice)),
         command=choice.command,
-        caveats=(*_caveats(found, choice), *notes(result)),
+        caveats=(*_caveats(result.limits, choice), *notes(result)),
     )
 
 
@@ -58,10 +82,11 @@ def _of_compare(result: CompareResult) -> Answer:
         first, *more = result.answers or ("Nothing to compare: only one precision was trained",)
         return Answer(headline=first, more=tuple(more), caveats=caveats)
     job = dataclasses.replace(result.asked, precision=chosen.precision)
+    at = ""
     if result.option is not None:
         others = [(option, text) for option, text in job.options if option != result.option]
         job = dataclasses.replace(job, options=(*others, (result.option, chosen.value)))
-    at = f" at {result.at(chosen.value)}" if result.option is not None else ""
+        at = f" at {result.at(chosen.value)}"
     return Answer(
         headline=f"{chosen.precision}{at}: {_compared(result, chosen)}",
         more=result.answers,
@@ -77,63 +102,30 @@ def _compared(result: CompareResult, chosen: Cell) -> str:
         others = [name for name in result.precisions if name != REFERENCE]
         ratios = {name: result.ratio(result.cell(chosen.value, name), "samples_per_second") for name in others}
         faster = [name for name, ratio in ratios.items() if ratio is not None and judge(ratio) is Speed.FASTER]
-        if faster:
-            return _faster_but_worse(faster, result.metric_name)
-        return f"no faster with {' or '.join(others)}" if others else "no other precision was trained"
+        return _faster_but_worse(faster, result.metric_name) if faster else _no_faster(others, "")
     speed, memory = result.ratio(chosen, "samples_per_second"), result.ratio(chosen, "train_memory_bytes")
     parts = [_speed_words(speed)] if speed is not None else []
     if memory is not None:
         parts.append("the same memory" if judge(memory) is Speed.SAME else f"{_ratio(memory)} × {REFERENCE}'s memory")
     if chosen.metric is not None:
-        reference = result.cell(chosen.value, REFERENCE).metric
-        of_fp32 = reference.mean if reference is not None else None
-        seeds = result.seeds_at(chosen.value)
+        reference, seeds = result.cell(chosen.value, REFERENCE).metric, result.seeds_at(chosen.value)
         against = seeds.comparison(chosen.precision) if result.seeds > 1 else None
-        made = len(seeds.compared_seeds(chosen.precision) if against is not None else seeds.metrics(chosen.precision))
-        vary = f"over {made} seeds" if made > 1 else "with one seed"
+        made = len(seeds.metrics(chosen.precision))
         parts.append(
-            _status(result.metric_name, against, vary)
+            _status(result.metric_name, seeds, chosen.precision, against)
             if against is not None
-            else _one_metric(result.metric_name, chosen.metric.mean, of_fp32, vary)
+            else _one_metric(result.metric_name, chosen.metric.mean, reference.mean if reference else None)
+            + (f"over {made} seeds" if made > 1 else "with one seed")
         )
     return ", ".join(parts) or f"trains, but {REFERENCE} does not"
 
 
-def name(result: Result) -> str:
-    """Return the name of a result's study."""
-    return result.limits.study if isinstance(result, SearchResult) else result.study
-
-
-def tables(result: Result) -> list[Table]:
-    """Return the tables that a command prints for a study."""
-    if isinstance(result, CompareResult):
-        return compare.tables(result)
-    return (
-        search.search_tables(result) if isinstance(result, SearchResult) else [max_batch_report.max_batch_table(result)]
-    )
-
-
-def notes(result: Result) -> list[str]:
-    """Return the notes that readers of the tables need."""
-    if isinstance(result, CompareResult):
-        return compare.notes(result)
-    return search.notes(result) if isinstance(result, SearchResult) else max_batch_report.max_batch_notes(result)
-
-
-def _why_none(result: MaxBatchResult | SearchResult, found: MaxBatchResult) -> str:
+def _why_none(result: MaxBatchResult | SearchResult) -> str:
     if isinstance(result, SearchResult) and has_diverged(result):
         return f"Every training diverged, so no {result.metric_name} is finite: use a lower --lr"
-    if found.unproven:
-        return f"No max batch is proven yet ({', '.join(found.unproven)}): run the same command again"
+    if result.limits.unproven:
+        return f"No max batch is proven yet ({', '.join(result.limits.unproven)}): run the same command again"
     return "Nothing fits: not even one sample, at any precision"
-
-
-def _headline(result: MaxBatchResult | SearchResult, choice: Recommendation) -> str:
-    parts = [_largest(choice), _speed(choice), _metric(result, choice)]
-    if choice.precision == REFERENCE:
-        parts.insert(0, _nothing_is_faster(result))
-    said = ", ".join(part for part in parts if part)
-    return f"{choice.precision} at batch {choice.batch_size:,}" + (f": {said}" if said else "")
 
 
 def _largest(choice: Recommendation) -> str:
@@ -151,11 +143,8 @@ def _speed(choice: Recommendation) -> str:
 
 
 def _speed_words(ratio: float) -> str:
-    return (
-        f"as fast as {REFERENCE} (within 3 %)"
-        if judge(ratio) is Speed.SAME
-        else f"{_ratio(ratio)} × {REFERENCE}'s speed"
-    )
+    is_same = judge(ratio) is Speed.SAME
+    return f"as fast as {REFERENCE} (within 3 %)" if is_same else f"{_ratio(ratio)} × {REFERENCE}'s speed"
 
 
 def _ratio(number: float) -> str:
@@ -166,51 +155,48 @@ def _ratio(number: float) -> str:
 def _metric(result: MaxBatchResult | SearchResult, choice: Recommendation) -> str:
     if not isinstance(result, SearchResult) or choice.job_result is None or choice.job_result.metric is None:
         return ""
-    name, metric = result.metric_name, choice.job_result.metric
+    name, metric, seeds = result.metric_name, choice.job_result.metric, result.seeds
     if choice.precision == REFERENCE:
         return f"{name} {metric:.4f}"
-    against = result.seeds.comparison(choice.precision) if result.seeds is not None else None
-    if result.seeds is None or against is None:
-        return _one_metric(name, metric, choice.metric_of_fp32, "with one seed")
-    vary = f"over {len(result.seeds.compared_seeds(choice.precision))} seeds"
-    if result.seeds.job.batch_size != choice.batch_size:
-        vary += f" at batch {result.seeds.job.batch_size}"
-    return _status(name, against, vary)
+    against = seeds.comparison(choice.precision) if seeds is not None else None
+    if seeds is None or against is None:
+        return _one_metric(name, metric, choice.metric_of_fp32) + "with one seed"
+    at = f" at batch {seeds.job.batch_size}" if seeds.job.batch_size != choice.batch_size else ""
+    return _status(name, seeds, choice.precision, against) + at
 
 
-def _one_metric(name: str, metric: float, of_fp32: float | None, vary: str) -> str:
-    return f"{name} {metric:.4f}" + (f" (fp32: {of_fp32:.4f})" if of_fp32 is not None else "") + f" {vary}"
+def _one_metric(name: str, metric: float, of_fp32: float | None) -> str:
+    return f"{name} {metric:.4f} " + (f"(fp32: {of_fp32:.4f}) " if of_fp32 is not None else "")
 
 
-def _status(name: str, against: Comparison, vary: str) -> str:
-    if against.conclusion == EQUIVALENT:
-        return f"{name} equivalent {vary}"
-    if against.conclusion == DIFFERENT:
-        return f"{name} differs by {against.difference:+.4f} {vary}"
-    return f"{name} inconclusive {vary}"
+def _status(name: str, seeds: SeedsResult, precision: str, against: Comparison) -> str:
+    made = len(seeds.compared_seeds(precision))
+    words = {EQUIVALENT: "equivalent", DIFFERENT: f"differs by {against.difference:+.4f}"}
+    vary = f"over {made} seeds" if made > 1 else "with one seed"
+    return f"{name} {words.get(against.conclusion, 'inconclusive')} {vary}"
 
 
 def _nothing_is_faster(result: MaxBatchResult | SearchResult) -> str:
     """Return why fp32 is recommended: which precisions were tried, and whether one is faster but worse."""
-    found = result.limits if isinstance(result, SearchResult) else result
-    tried = [name for name in found.precisions if name != REFERENCE and found.precisions[name].max_batch.batch_size]
+    tried = [name for name in result.max_batch if name != REFERENCE]
     if isinstance(result, SearchResult) and result.trials:
-        trained = {trial.precision for trial in result.trials if trial.job_result.fits}
+        tried = [name for name in tried if result.trained(name)]
         reference = _fastest_training(result, REFERENCE)
-        faster = [name for name in tried if name in trained and _fastest_training(result, name) > reference / NO_SLOWER]
-        if faster:
+        if faster := [name for name in tried if _fastest_training(result, name) > reference / NO_SLOWER]:
             return _faster_but_worse(faster, result.metric_name)
-        tried = [name for name in tried if name in trained]
-    return f"no faster with {' or '.join(tried)} on this device" if tried else "no other precision was trained"
+    return _no_faster(tried, " on this device")
 
 
-def _faster_but_worse(faster: list[str], metric_name: str) -> str:
+def _no_faster(tried: Sequence[str], where: str) -> str:
+    return f"no faster with {' or '.join(tried)}{where}" if tried else "no other precision was trained"
+
+
+def _faster_but_worse(faster: Sequence[str], metric_name: str) -> str:
     return f"faster with {' and '.join(faster)}, but at a worse {metric_name} than --tolerance allows"
 
 
 def _fastest_training(result: SearchResult, precision: str) -> float:
-    own = (trial for trial in result.trials if trial.precision == precision and trial.job_result.fits)
-    return max((trial.job_result.samples_per_second or 0.0 for trial in own), default=0.0)
+    return max((trial.job_result.samples_per_second or 0.0 for trial in result.trained(precision)), default=0.0)
 
 
 def _more(found: MaxBatchResult, choice: Recommendation) -> list[str]:
@@ -234,36 +220,43 @@ def _more(found: MaxBatchResult, choice: Recommendation) -> list[str]:
 
 def proof(precision: str, fitted: PrecisionResult) -> str:
     """Return the proof of the max batch of a precision in one sentence."""
-    max_batch = fitted.max_batch
+    max_batch, runs = fitted.max_batch, fitted.runs_at_max_batch
+    _, limit, memory, _ = max_batch_report.max_batch_cells(fitted)
     if not max_batch.batch_size:
-        return f"{precision}: {max_batch_report.max_batch_cells(fitted)[1]}."
-    runs = fitted.runs_at_max_batch
-    processes = counted(runs, "fresh process", "fresh processes")
-    ran = f"{precision}: batch {max_batch.batch_size:,} ran in {processes}"
+        return f"{precision}: {limit}."
+    ran = f"{precision}: batch {max_batch.batch_size:,} ran in {counted(runs, 'fresh process', 'fresh processes')}"
     if fitted.confirmation is not None:
         which = "including a" if runs > 1 else "a"
         ran += f" ({which} confirmation run of {counted(fitted.confirmation.steps, 'step')})"
-    _, limit, memory, _ = max_batch_report.max_batch_cells(fitted)
-    peak = f" with a peak of {memory}" if memory != UNKNOWN else ""
+    if memory != UNKNOWN:
+        ran += f" with a peak of {memory}"
     if max_batch.first_failing_batch is None:
-        return f"{ran}{peak}; larger batches were not tried (limit: {limit})."
+        return f"{ran}; larger batches were not tried (limit: {limit})."
     where = f" in {fitted.failure.phase}" if fitted.failure is not None and fitted.failure.phase else ""
     fails = "ran out of memory" if max_batch.bound == "memory" else "is too large for a kernel"
-    return f"{ran}{peak}; batch {max_batch.first_failing_batch:,} {fails}{where}."
+    return f"{ran}; batch {max_batch.first_failing_batch:,} {fails}{where}."
 
 
 def _caveats(found: MaxBatchResult, choice: Recommendation) -> list[str]:
     """Return the caveats of the recommendation; the notes of the tables hold the others."""
     lines = []
-    if found.job.memory_budget_bytes is not None and found.hardware.kind == "cpu":
+    if has_cpu_budget(found):
         lines.append(
             "amp_track enforces this memory budget on a CPU. A GPU with the same memory has a different max batch."
         )
-    if choice.is_emulated:
+    if choice.precision in found.cautions:
         lines.append(f"{choice.precision} is emulated on this device: it saves memory but costs time.")
     if choice.speed_ratio is not None and judge(choice.speed_ratio) is Speed.SLOWER:
         lines.append(f"{choice.precision} is slower than {REFERENCE} on this device.")
-    lines += _slower_than_fp32(found, choice)
+    best = {name: max((speed for _, speed in fit.throughput), default=0.0) for name, fit in found.precisions.items()}
+    of_fp32 = best.get(REFERENCE)
+    slower = [
+        f"{name} {speed / of_fp32:.2g} ×"
+        for name, speed in best.items()
+        if name not in (REFERENCE, choice.precision) and of_fp32 and speed and judge(speed / of_fp32) is Speed.SLOWER
+    ]
+    if slower:
+        lines.append(f"Slower than {REFERENCE} in the probes on this device: {', '.join(slower)}.")
     if choice.job_result is not None and choice.job_result.waits_for_data:
         waited = f"{choice.job_result.waited_fraction:.0%}"
         lines.append(
@@ -271,14 +264,3 @@ def _caveats(found: MaxBatchResult, choice: Recommendation) -> list[str]:
             "--num-workers."
         )
     return lines
-
-
-def _slower_than_fp32(found: MaxBatchResult, choice: Recommendation) -> list[str]:
-    reference = found.precisions.get(REFERENCE)
-    of_fp32 = max((speed for _, speed in reference.throughput), default=0.0) if reference is not None else 0.0
-    slower = []
-    for name, fitted in found.precisions.items():
-        best = max((speed for _, speed in fitted.throughput), default=0.0)
-        if name not in (REFERENCE, choice.precision) and of_fp32 and best and judge(best / of_fp32) is Speed.SLOWER:
-            slower.append(f"{name} {best / of_fp32:.2g} ×")
-    return [f"Slower than {REFERENCE} in the probes on this device: {', '.join(slower)}."] if slower else []

@@ -1,18 +1,14 @@
-"""A table as data, and its rendering on a terminal, as HTML in notebooks and pages, and as Markdown.
-
-Text of a given width: cells wrap, numbers stay on one line. HTML needs no style sheet and works in light and dark
-themes.
-"""
+"""A table as data, and its rendering on a terminal: cells wrap, numbers stay on one line."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import rich.table
-from jinja2 import Environment, StrictUndefined
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -23,38 +19,6 @@ _LONGEST_PIECE = 20
 """A longer part of a name breaks at any character before its column gets wider."""
 _BREAKS = re.compile(r"(?<=\w[._/-])(?=[^\W\d]{2})")
 """Where to break a long name: `block.0.|conv`, `cast_|weight`; never inside a number or before the `s` of a unit."""
-# Only the page's own color and a half-transparent gray: legible on white and on black.
-_TABLE = """\
-{%- set line = "1px solid rgba(128, 128, 128, 0.6)" -%}
-{%- set cell = "padding: 0.3em 0.8em; vertical-align: top; white-space: pre-line; background: transparent; " -%}
-<table style="border-collapse: collapse; margin: 0.5em 0 1em; color: inherit; font-variant-numeric: tabular-nums">
-<caption style="caption-side: top; text-align: left; padding: 0.3em 0; color: inherit">{{ table.title }}</caption>
-<thead><tr>
-{%- for column in table.columns %}
-<th scope="col" style="{{ cell }}border-bottom: {{ line }}; text-align: {{ 'right' if column.right else 'left' }}">
-{{- column.heading }}</th>
-{%- endfor %}
-</tr></thead>
-{%- for section in table.sections %}
-<tbody style="border-bottom: {{ line }}">
-{%- for row in section %}
-{%- set is_first = loop.first %}
-<tr>
-{%- for column, text in zip(table.columns, row) if is_first or not column.spans %}
-{%- set tag = "th" if column.key else "td" %}
-<{{ tag }}{% if column.key %} scope="row"{% endif %}
-{%- if column.spans %} rowspan="{{ section | length }}"{% endif %} style="{{ cell }}
-{{- 'font-weight: normal; ' if column.key }}text-align: {{ 'right' if column.right else 'left' }}">
-{{- text }}</{{ tag }}>
-{%- endfor %}
-</tr>
-{%- endfor %}
-</tbody>
-{%- endfor %}
-</table>
-"""
-_ENVIRONMENT = Environment(autoescape=True, undefined=StrictUndefined)
-_HTML = _ENVIRONMENT.from_string(_TABLE, globals={"zip": zip})
 
 Row = tuple[str, ...]
 """The text of each cell. A newline starts a new line; a no-break space keeps a number and its unit together."""
@@ -89,12 +53,17 @@ class Table:
         return [row for section in self.sections for row in section]
 
 
+def table_of(title: str, columns: Iterable[Column], rows: Iterable[Row]) -> Table:
+    """Return a table with one section."""
+    return Table(title=title, columns=tuple(columns), sections=(tuple(rows),))
+
+
 def print_table(table: Table) -> None:
     """Print a table on stdout in the width of the terminal, or in 100 columns without one."""
     console = Console(force_jupyter=False)
     if not console.is_terminal:
         console = Console(width=WIDTH, force_jupyter=False)
-    for renderable in renderables(table, console.width):
+    for renderable in _renderables(table, console.width):
         console.print(renderable)
 
 
@@ -104,23 +73,102 @@ def render_text(tables: Sequence[Table], notes: Sequence[str], width: int = WIDT
     # Without force_jupyter=False, a rich console prints into the notebook cell and ignores its file.
     console = Console(file=file, width=width, color_system=None, force_terminal=False, force_jupyter=False)
     for table in tables:
-        for renderable in renderables(table, width):
+        for renderable in _renderables(table, width):
             console.print(renderable)
-    for note in notes:
-        file.write("· " + "\n  ".join(wrap(note, width - 2)) + "\n")
+    file.writelines("· " + "\n  ".join(wrap(note, width - 2)) + "\n" for note in notes)
     return file.getvalue()
 
 
-def renderables(table: Table, width: int) -> Iterator[RenderableType]:
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """A column with its cells, by section."""
+
+    column: Column
+    sections: list[list[str]]
+
+    @property
+    def natural(self) -> int:
+        """The smallest width without wrapped cells."""
+        return max(cell_len(line) for cell in self._texts for line in cell.split("\n"))
+
+    @property
+    def least(self) -> int:
+        """The smallest width without broken numbers."""
+        words = (word for cell in self._texts for word in re.split("[ \n]", cell))  # keeps no-break spaces
+        pieces = (piece for word in words for piece in _BREAKS.split(word))
+        return max((min(cell_len(piece), _LONGEST_PIECE) for piece in pieces), default=1)
+
+    @property
+    def _texts(self) -> list[str]:
+        return [self.column.heading, *itertools.chain(*self.sections)]
+
+
+def _renderables(table: Table, width: int) -> Iterator[RenderableType]:
     """Yield the title and the table, split into parts below each other if the columns do not fit."""
     yield Text("\n".join(wrap(table.title, width)), style="table.title")
-    everything = range(len(table.columns))
+    columns = [
+        _Cells(column, [[row[index] for row in section] for section in table.sections])
+        for index, column in enumerate(table.columns)
+    ]
     for padding in (1, 0):
-        if _least_total(table, everything, padding) <= width:
-            yield _draw(table, everything, width, padding=padding)
+        if _least_total(columns, padding) <= width:
+            yield _draw(columns, width, padding)
             return
-    for part in _parts(table, width):
-        yield _draw(table, part, width, padding=1)
+    keys = [each for each in columns if each.column.key]
+    parts = [keys]
+    for each in columns:
+        if each.column.key:
+            continue
+        if len(parts[-1]) > len(keys) and _least_total([*parts[-1], each], 1) > width:
+            parts.append(keys)
+        parts[-1] = [*parts[-1], each]
+    yield from (_draw(part, width, 1) for part in parts)
+
+
+def _least_total(columns: Sequence[_Cells], padding: int) -> int:
+    return sum(each.least for each in columns) + _frame(columns, padding)
+
+
+def _frame(columns: Sequence[_Cells], padding: int) -> int:
+    """Return the width of the lines between columns and their padding."""
+    return len(columns) * (1 + 2 * padding) + 1
+
+
+def _draw(columns: Sequence[_Cells], width: int, padding: int) -> rich.table.Table:
+    widths = _widths(columns, width - _frame(columns, padding))
+    drawn = rich.table.Table(padding=(0, padding))
+    for each, own in zip(columns, widths, strict=True):
+        heading = "\n".join(wrap(each.column.heading, own))
+        drawn.add_column(heading, justify="right" if each.column.right else "left", width=own, overflow="fold")
+    for section in zip(*(each.sections for each in columns), strict=True):
+        lines = [[wrap(cell, own) for cell in cells] for cells, own in zip(section, widths, strict=True)]
+        other = [cells for each, cells in zip(columns, lines, strict=True) if not each.column.spans]
+        heights = [max(map(len, row)) for row in zip(*other, strict=True)] or [1] * len(section[0])
+        lines = [
+            _spread(cells[0], heights) if each.column.spans else cells
+            for each, cells in zip(columns, lines, strict=True)
+        ]
+        for row in zip(*lines, strict=True):
+            drawn.add_row(*(Text("\n".join(cell)) for cell in row))
+        drawn.add_section()
+    return drawn
+
+
+def _spread(lines: list[str], heights: list[int]) -> list[list[str]]:
+    """Distribute the lines of a spanning cell over the rows of its section. The last row takes the rest."""
+    ends = [*itertools.accumulate(heights[:-1]), len(lines)]
+    return [lines[start:end] for start, end in itertools.pairwise([0, *ends])]
+
+
+def _widths(columns: Sequence[_Cells], room: int) -> list[int]:
+    """Return widths with a sum of at most `room`: shrink the widest first, below its minimum only if unavoidable."""
+    widths = [each.natural for each in columns]
+    least = [each.least for each in columns]
+    kept = [each.natural if each.column.unwrapped else each.least for each in columns]
+    for bounds in (kept, least, [1] * len(widths)):
+        while sum(widths) > room and (wide := [i for i, width in enumerate(widths) if width > bounds[i]]):
+            widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -129,7 +177,9 @@ def wrap(text: str, width: int) -> list[str]:
     for paragraph in text.split("\n"):
         line = ""
         for word in paragraph.split(" "):
-            pieces = [word] if cell_len(word) <= width else _pieces(word, width)
+            pieces = [word]
+            if cell_len(word) > width:
+                pieces = [chopped for piece in _BREAKS.split(word) for chopped in chop_cells(piece, width)]
             for index, piece in enumerate(pieces):
                 space = " " if line and index == 0 else ""
                 if line and cell_len(line + space + piece) > width:
@@ -139,118 +189,3 @@ def wrap(text: str, width: int) -> list[str]:
                     line += space + piece
         lines.append(line)
     return [line.replace("\u00a0", " ") for line in lines]  # after wrapping, no-break spaces are no longer needed
-
-
-def _pieces(word: str, width: int) -> list[str]:
-    return [chopped for piece in _BREAKS.split(word) for chopped in chop_cells(piece, width)]
-
-
-def _parts(table: Table, width: int) -> list[list[int]]:
-    """Return column indices for each part: the key columns and as many others as fit."""
-    keys = [index for index, column in enumerate(table.columns) if column.key]
-    parts = [keys]
-    for index in range(len(table.columns)):
-        if index in keys:
-            continue
-        if len(parts[-1]) > len(keys) and _least_total(table, [*parts[-1], index], 1) > width:
-            parts.append(keys)
-        parts[-1] = [*parts[-1], index]
-    return parts
-
-
-def _draw(table: Table, columns: Sequence[int], width: int, *, padding: int) -> rich.table.Table:
-    cells = [_cells(table, index) for index in columns]
-    room = width - _frame(len(columns), padding)
-    unwrapped = [table.columns[index].unwrapped for index in columns]
-    widths = _shrink([_natural(of) for of in cells], [_least(of) for of in cells], room, unwrapped=unwrapped)
-    drawn = rich.table.Table(padding=(0, padding))
-    for index, column_width in zip(columns, widths, strict=True):
-        column = table.columns[index]
-        heading = "\n".join(wrap(column.heading, column_width))
-        drawn.add_column(heading, justify="right" if column.right else "left", width=column_width, overflow="fold")
-    for section in table.sections:
-        lines = [
-            _lines_of_section(section, index, column_width, spans=table.columns[index].spans)
-            for index, column_width in zip(columns, widths, strict=True)
-        ]
-        spanning = [table.columns[index].spans for index in columns]
-        for row in _flow(lines, spanning):
-            drawn.add_row(*(Text("\n".join(cell)) for cell in row))
-        drawn.add_section()
-    return drawn
-
-
-def _lines_of_section(section: Sequence[Row], index: int, width: int, *, spans: bool) -> list[list[str]]:
-    """Return the lines of each cell of one column; a spanning column has all lines in the first cell."""
-    return [wrap(row[index], width) if not spans or place == 0 else [] for place, row in enumerate(section)]
-
-
-def _flow(columns: list[list[list[str]]], spanning: list[bool]) -> Iterator[list[list[str]]]:
-    """Yield the rows of a section. The lines of a spanning cell are distributed over all rows."""
-    left = {index: column[0] for index, column in enumerate(columns) if spanning[index]}
-    rows = list(zip(*columns, strict=True))
-    for place, row in enumerate(rows):
-        height = max((len(cell) for index, cell in enumerate(row) if index not in left), default=1)
-        shown = list(row)
-        for index, lines in left.items():
-            until = height if place < len(rows) - 1 else len(lines)
-            shown[index], left[index] = lines[:until], lines[until:]
-        yield shown
-
-
-def _cells(table: Table, index: int) -> list[str]:
-    return [table.columns[index].heading, *(row[index] for row in table.rows)]
-
-
-def _natural(cells: Sequence[str]) -> int:
-    """Return the smallest width without wrapped cells."""
-    return max(cell_len(line) for cell in cells for line in cell.split("\n"))
-
-
-def _least(cells: Sequence[str]) -> int:
-    """Return the smallest width without broken numbers."""
-    words = (word for cell in cells for word in re.split("[ \n]", cell))  # str.split() also splits at no-break spaces
-    pieces = (piece for word in words for piece in _BREAKS.split(word))
-    return max((min(cell_len(piece), _LONGEST_PIECE) for piece in pieces), default=1)
-
-
-def _frame(columns: int, padding: int) -> int:
-    """Return the width of the lines between columns and their padding."""
-    return columns * (1 + 2 * padding) + 1
-
-
-def _least_total(table: Table, columns: Sequence[int], padding: int) -> int:
-    return sum(_least(_cells(table, index)) for index in columns) + _frame(len(columns), padding)
-
-
-def _shrink(natural: list[int], least: list[int], room: int, *, unwrapped: list[bool]) -> list[int]:
-    """Return widths with a sum of at most `room`: shrink the widest first, below its minimum only if unavoidable."""
-    widths = list(natural)
-    kept = [natural[index] if keep else least[index] for index, keep in enumerate(unwrapped)]
-    for bounds in (kept, least, [1] * len(widths)):
-        while sum(widths) > room:
-            wide = [index for index, width in enumerate(widths) if width > bounds[index]]
-            if not wide:
-                break
-            widths[max(wide, key=widths.__getitem__)] -= 1
-    return widths
-
-
-def table_html(table: Table) -> str:
-    """Return a table as an HTML fragment."""
-    return _HTML.render(table=table)
-
-
-def table_markdown(table: Table) -> str:
-    """Return a table as Markdown, without its title."""
-    rule = ["--:" if column.right else "---" for column in table.columns]
-    headings, *rows = [
-        [escape_markdown(text).replace("\n", " ") for text in row]
-        for row in ([column.heading for column in table.columns], *table.rows)
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *rows))
-
-
-def escape_markdown(text: str) -> str:
-    """Escape Markdown markup: names of workloads and options may contain it."""
-    return re.sub(r"[\\`*_{}\[\]<>#|!~]", r"\\\g<0>", text)

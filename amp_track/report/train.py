@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from amp_track.config.precisions import BY_NAME
-from amp_track.records.result import Diagnosis, JobResult, LayerSummary, ScaleReport
+from amp_track.records.diagnosis import Diagnosis
+from amp_track.records.result import JobResult, ScaleReport
 from amp_track.report import links, progress
-from amp_track.report.table import Column, Table
+from amp_track.report.table import Column, Table, table_of
 from amp_track.report.wording import UNKNOWN, counted
 from amp_track.results.train import TrainResult
 
@@ -25,10 +26,7 @@ _RETRIES_PER_STEP, _FEWEST_RETRIES = 0.1, 5
 def blocks(result: TrainResult, *, see_with: str, ui: str) -> list[str | Table]:
     """Return the output of `train` in order: lines, advice, the diagnosis table, and the links to MLflow.
 
-    Args:
-        result: the result of the training.
-        see_with: the command that starts MLflow's UI.
-        ui: the URL of that UI.
+    `see_with` is the command that starts MLflow's UI, `ui` the URL of that UI.
     """
     advice = [f"· {line}" for line in result.advice]
     where = f"MLflow run {result.run_id}; see it with: {see_with}"
@@ -60,10 +58,10 @@ def diagnosis_table(diagnosis: Diagnosis) -> Table:
         fractions = [f"{fraction:.2%}" for fraction in (layer.non_finite, layer.underflowing, layer.zero)]
         largest = f"{layer.largest_output:.4g}" if layer.largest_output is not None else UNKNOWN
         rows.append((layer.layer, *(fractions if layer.has_gradients else [UNKNOWN] * 3), largest))
-    return Table(
-        title=f"gradient statistics by layer, over {counted(diagnosis.steps, 'step')} (one in {diagnosis.every})",
-        columns=(Column("layer", key=True), *(Column(heading, right=True) for heading in headings)),
-        sections=(tuple(rows),),
+    return table_of(
+        f"gradient statistics by layer, over {counted(diagnosis.steps, 'step')} (one in {diagnosis.every})",
+        (Column("layer", key=True), *(Column(heading, right=True) for heading in headings)),
+        rows,
     )
 
 
@@ -75,60 +73,48 @@ def explain(job_result: JobResult, precision: str, *, num_workers: int | None = 
             f"The weights are not finite (first: {job_result.non_finite_weights}): the training diverged and cannot "
             "recover. Lower --lr or set --max-grad-norm."
         )
-    lines += _about_loss(job_result, precision)
+    if (losses := job_result.non_finite_losses) is not None:
+        batch = f" (batch {losses.first_batch} of the step)" if losses.first_batch > 1 else ""
+        batches = counted(losses.batches, "batch", "batches")
+        may_overflow = BY_NAME[precision].computes == "float16" and not job_result.non_finite_weights
+        lines.append(
+            f"The loss was inf or NaN in {batches}, first at step {losses.first_step:,}{batch}"
+            + (
+                "; this is not a gradient overflow. Check that batch, or use bf16: the forward pass may overflow."
+                if may_overflow
+                else ". Check that batch and the loss, or lower --lr; another precision does not help."
+            )
+        )
     if job_result.scale is not None:
         lines += _about_scale(job_result, job_result.scale)
     if job_result.diagnosis is not None:
         lines += _about_layers(job_result, job_result.diagnosis, precision)
-    return lines + _about_retries(job_result) + _about_input(job_result, num_workers)
-
-
-def _about_retries(job_result: JobResult) -> list[str]:
     retries = job_result.allocation_retries or 0
-    if retries < max(_RETRIES_PER_STEP * job_result.steps, _FEWEST_RETRIES):
-        return []
-    return [
-        f"The allocator emptied its cache and retried {retries:,} times in {job_result.steps:,} steps, and each retry "
-        "waits for the device. A slightly smaller batch is faster: find it with max-batch --headroom 5%."
-    ]
-
-
-def _about_input(job_result: JobResult, num_workers: int | None) -> list[str]:
-    if not job_result.waits_for_data:
-        return []
-    waited, seconds = job_result.waited_fraction, job_result.waited_seconds
-    fix = "Set --num-workers to load data in the background."
-    if num_workers:
-        fix = f"Use more than {num_workers} --num-workers, or data that loads faster."
-    return [
-        f"The training waited for data {waited:.0%} of its time ({seconds:,.1f} s), so samples/s measure data loading, "
-        f"not this precision. {fix}"
-    ]
-
-
-def _about_loss(job_result: JobResult, precision: str) -> list[str]:
-    losses = job_result.non_finite_losses
-    if losses is None:
-        return []
-    batch = f" (batch {losses.first_batch} of the step)" if losses.first_batch > 1 else ""
-    batches = counted(losses.batches, "batch", "batches")
-    line = f"The loss was inf or NaN in {batches}, first at step {losses.first_step:,}{batch}"
-    if BY_NAME[precision].computes == "float16" and not job_result.non_finite_weights:
-        return [
-            f"{line}; this is not a gradient overflow. Check that batch, or use bf16: the forward pass may overflow."
-        ]
-    return [f"{line}. Check that batch and the loss, or lower --lr; another precision does not help."]
+    if retries >= max(_RETRIES_PER_STEP * job_result.steps, _FEWEST_RETRIES):
+        lines.append(
+            f"The allocator emptied its cache and retried {retries:,} times in {job_result.steps:,} steps, and each "
+            "retry waits for the device. A slightly smaller batch is faster: find it with max-batch --headroom 5%."
+        )
+    if job_result.waits_for_data:
+        fix = "Set --num-workers to load data in the background."
+        if num_workers:
+            fix = f"Use more than {num_workers} --num-workers, or data that loads faster."
+        lines.append(
+            f"The training waited for data {job_result.waited_fraction:.0%} of its time "
+            f"({job_result.waited_seconds:,.1f} s), so samples/s measure data loading, not this precision. {fix}"
+        )
+    return lines
 
 
 def _about_scale(job_result: JobResult, scale: ScaleReport) -> list[str]:
-    lines = []
-    below_one = _fell_below_one_for_good(scale)
-    if below_one is not None:
+    if scale.final < 1:
+        last_above = max((index for index, (_, size) in enumerate(scale.history) if size >= 1), default=-1)
+        below_one = scale.history[last_above + 1][0]
         what = "the loss overflows float16" if job_result.non_finite_losses else "gradients overflow even unscaled"
-        lines.append(f"The scale fell below 1 at step {below_one:,} and never recovered: {what}. Use bf16.")
-        return lines
+        return [f"The scale fell below 1 at step {below_one:,} and never recovered: {what}. Use bf16."]
     if job_result.non_finite_losses is not None:
-        return lines  # it is unknown which decreases were gradient overflows
+        return []  # it is unknown which decreases were gradient overflows
+    lines = []
     changes = list(zip(scale.history, scale.history[1:], strict=False))
     first_growth = next((step for (_, before), (step, after) in changes if after > before), math.inf)
     falls = [(step, after) for (_, before), (step, after) in changes if after < before and step < first_growth]
@@ -158,22 +144,25 @@ def _about_scale(job_result: JobResult, scale: ScaleReport) -> list[str]:
 
 
 def _about_layers(job_result: JobResult, diagnosis: Diagnosis, precision: str) -> list[str]:
-    lines = []
-    first = diagnosis.first_non_finite
-    if first is not None:
+    lines, kind = [], BY_NAME[precision]
+    if (first := diagnosis.first_non_finite) is not None:
         what = "an output" if first.in_pass == "forward" else "a gradient"
         lines.append(f"The first non-finite value was {what} of layer {first.layer}, at step {first.step:,}.")
     worst = max(diagnosis.layers, key=lambda layer: layer.underflowing, default=None)
     if worst is not None and worst.underflowing > _UNDERFLOWS:
-        lines.append(_about_underflow(job_result, worst, precision))
-    largest = max(diagnosis.layers, key=lambda layer: layer.largest_output or 0.0, default=None)
-    size = largest.largest_output if largest is not None else None
-    is_float16 = BY_NAME[precision].computes == "float16"
-    if not is_float16 and size is not None and math.isfinite(size) and size > _LARGEST_FLOAT16:
-        assert largest is not None
+        final = f" at scale {job_result.scale.final:,g}" if job_result.scale is not None else ""
+        why = f"{final} and lose precision. bf16 has the range of float32."
+        if not kind.grad_scaler:
+            why = " without scaling: amp needs its GradScaler here."
         lines.append(
-            f"Layer {largest.layer} outputs values up to {size:,.3g}, above float16's maximum of 65,504: amp would "
-            "overflow in it."
+            f"In layer {worst.layer}, {worst.underflowing:.0%} of the gradient values are below float16's smallest "
+            f"normal number{why}"
+        )
+    size, name = max(((layer.largest_output or 0.0, layer.layer) for layer in diagnosis.layers), default=(0.0, ""))
+    if kind.computes != "float16" and _LARGEST_FLOAT16 < size < math.inf:
+        lines.append(
+            f"Layer {name} outputs values up to {size:,.3g}, above float16's maximum of 65,504: amp would overflow in "
+            "it."
         )
     if job_result.train_seconds:
         lines.append(
@@ -181,22 +170,3 @@ def _about_layers(job_result: JobResult, diagnosis: Diagnosis, precision: str) -
             f"{diagnosis.seconds:.3g} s, {diagnosis.seconds / job_result.train_seconds:.1%} of the training."
         )
     return lines
-
-
-def _about_underflow(job_result: JobResult, worst: LayerSummary, precision: str) -> str:
-    values = f"In layer {worst.layer}, {worst.underflowing:.0%} of the gradient values"
-    if BY_NAME[precision].grad_scaler:
-        final = f" at scale {job_result.scale.final:,g}" if job_result.scale is not None else ""
-        return (
-            f"{values} are below float16's smallest normal number{final} and lose precision. bf16 has the range of "
-            "float32."
-        )
-    return f"{values} are below float16's smallest normal number without scaling: amp needs its GradScaler here."
-
-
-def _fell_below_one_for_good(scale: ScaleReport) -> int | None:
-    """Return the step at which the scale fell below 1 without recovering; None if it did not."""
-    if scale.final >= 1:
-        return None
-    last_above = max((index for index, (_, size) in enumerate(scale.history) if size >= 1), default=-1)
-    return scale.history[last_above + 1][0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from amp_track.config.job import Job
 from amp_track.records.units import format_bytes
+from amp_track.results.compare import CompareResult
 from amp_track.results.max_batch import MaxBatchResult
 
 CPU_BUDGET_IS_SLOW = (
@@ -25,6 +27,15 @@ def title(result: MaxBatchResult) -> str:
     budget = result.job.memory_budget_bytes
     within = f"within {format_bytes(budget)}" if budget is not None else "in free memory"
     return f"{result.job.workload} on {result.hardware.title}, {within}"
+
+
+def has_cpu_budget(result: MaxBatchResult | CompareResult) -> bool:
+    return result.job.memory_budget_bytes is not None and result.hardware.kind == "cpu"
+
+
+def duration(job: Job) -> str:
+    """Return `2 epochs`, or `1,250 steps`."""
+    return counted(job.steps, "step") if job.steps is not None else counted(job.epochs or 0, "epoch")
 
 
 def memory_text(size_bytes: float | None) -> str:

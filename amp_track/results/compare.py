@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean
@@ -39,20 +38,15 @@ def judge(speedup: float) -> Speed:
 
 
 def pays_from(speedups: Sequence[float | None]) -> int | None:
-    """Return the index from which on a precision is faster at every value where both ran.
+    """Return the index from which on a precision is faster at every value where both ran; None if there is none.
 
-    Returns None if the precision is not faster at the last such value.
-
-    Args:
-        speedups: samples/s over the reference's, by ascending value of the option; None if one of the two did not run.
+    `speedups` are samples/s over the reference's, by ascending value of the option; None if one of the two did not run.
     """
     start = None
     for place, speedup in enumerate(speedups):
-        if speedup is None:
-            continue
-        if judge(speedup) is not Speed.FASTER:
+        if speedup is not None and judge(speedup) is not Speed.FASTER:
             start = None
-        elif start is None:
+        elif speedup is not None and start is None:
             start = place
     return start
 
@@ -93,23 +87,19 @@ class Cell:
 
     @property
     def samples_per_second(self) -> float | None:
-        """The mean throughput in training."""
-        return self._mean(lambda job_result: job_result.samples_per_second)
+        return self._mean("samples_per_second")
 
     @property
     def train_seconds(self) -> float | None:
-        """The mean training time."""
-        return self._mean(lambda job_result: job_result.train_seconds)
+        return self._mean("train_seconds")
 
     @property
     def eval_samples_per_second(self) -> float | None:
-        """The mean throughput in evaluation."""
-        return self._mean(lambda job_result: job_result.eval_samples_per_second)
+        return self._mean("eval_samples_per_second")
 
     @property
     def waited_fraction(self) -> float | None:
-        """The mean fraction of the training time spent waiting for data."""
-        return self._mean(lambda job_result: job_result.waited_fraction)
+        return self._mean("waited_fraction")
 
     @property
     def waits_for_data(self) -> bool:
@@ -119,17 +109,18 @@ class Cell:
     @property
     def train_memory_bytes(self) -> float | None:
         """The largest peak in training."""
-        return max(self._measured(lambda job_result: job_result.train_peak_allocated_bytes), default=None)
+        return max(self._measured("train_peak_allocated_bytes"), default=None)
 
     @property
     def eval_memory_bytes(self) -> float | None:
         """The largest peak in evaluation."""
-        return max(self._measured(lambda job_result: job_result.eval_peak_allocated_bytes), default=None)
+        return max(self._measured("eval_peak_allocated_bytes"), default=None)
 
     @property
     def metric(self) -> Interval | None:
         """The mean metric with its interval, over trainings with a finite metric; None if there are none."""
-        metrics = [metric for metric in self._measured(lambda job_result: job_result.metric) if math.isfinite(metric)]
+        fitting = (training for training in self.trainings if training.job_result.fits)
+        metrics = [metric for training in fitting if (metric := training.finite_metric) is not None]
         return interval(metrics) if metrics else None
 
     @property
@@ -144,18 +135,17 @@ class Cell:
 
     @property
     def skipped_steps(self) -> int:
-        """The number of `steps` that were skipped."""
         return sum(job_result.skipped_steps for job_result in self._fitting)
 
     @property
     def _fitting(self) -> list[JobResult]:
         return [training.job_result for training in self.trainings if training.job_result.fits]
 
-    def _measured(self, measure: Callable[[JobResult], float | None]) -> list[float]:
-        numbers = [measure(job_result) for job_result in self._fitting]
+    def _measured(self, measure: str) -> list[float]:
+        numbers = (getattr(job_result, measure) for job_result in self._fitting)
         return [number for number in numbers if number is not None]
 
-    def _mean(self, measure: Callable[[JobResult], float | None]) -> float | None:
+    def _mean(self, measure: str) -> float | None:
         numbers = self._measured(measure)
         return fmean(numbers) if numbers else None
 
@@ -191,7 +181,6 @@ class CompareResult(Shown):
     report: str = ""
 
     def cell(self, value: str, precision: str) -> Cell:
-        """Return the cell of one precision at one value."""
         return next(cell for cell in self.cells if (cell.value, cell.precision) == (value, precision))
 
     def at(self, value: str) -> str:
@@ -209,15 +198,15 @@ class CompareResult(Shown):
 
     def seeds_at(self, value: str) -> SeedsResult:
         """Return the trainings at one value, for the equivalence test."""
-        trainings = [training for cell in self.cells if cell.value == value for training in cell.trainings]
-        return SeedsResult(job=self.job, seeds=self.seeds, tolerance=self.tolerance, trainings=tuple(trainings))
+        trainings = tuple(training for cell in self.cells if cell.value == value for training in cell.trainings)
+        return SeedsResult(job=self.job, seeds=self.seeds, tolerance=self.tolerance, trainings=trainings)
 
     @property
     def has_metric(self) -> bool:
-        """Whether any training has a metric."""
         return any(cell.metric is not None for cell in self.cells)
 
     def as_json(self) -> dict[str, Any]:
+        tested = self.values if self.seeds > 1 and self.has_metric else ()
         return {
             "study": self.study,
             "run_id": self.run_id,
@@ -229,10 +218,7 @@ class CompareResult(Shown):
             "seeds": self.seeds,
             "vary": self.option and {"option": self.option, "values": list(self.values)},
             "rows": [self.row(cell) for cell in self.cells],
-            "equivalence": [
-                {"value": value, **self.seeds_at(value).as_json()}
-                for value in (self.values if self.seeds > 1 and self.has_metric else ())
-            ],
+            "equivalence": [{"value": value, **self.seeds_at(value).as_json()} for value in tested],
             "skipped": self.skipped,
             "cautions": self.cautions,
             "answers": list(self.answers),
@@ -241,7 +227,6 @@ class CompareResult(Shown):
 
     def row(self, cell: Cell) -> dict[str, Any]:
         """Return one cell with its ratios to the reference, as `--json` and MLflow's table show it."""
-        metric = cell.metric
         return {
             "value": cell.value if self.option is not None else None,
             "precision": cell.precision,
@@ -256,8 +241,8 @@ class CompareResult(Shown):
             "eval_speedup": self.ratio(cell, "eval_samples_per_second"),
             "eval_memory_bytes": cell.eval_memory_bytes,
             "eval_memory_ratio": self.ratio(cell, "eval_memory_bytes"),
-            "metric": metric.mean if metric is not None else None,
-            "metric_half_width": metric.half_width if metric is not None else None,
+            "metric": cell.metric.mean if cell.metric is not None else None,
+            "metric_half_width": cell.metric.half_width if cell.metric is not None else None,
             "steps": cell.steps,
             "skipped_steps": cell.skipped_steps,
             "run_ids": [training.run_id for training in cell.trainings],

@@ -8,10 +8,8 @@ doi:10.1007/BF01068419).
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -34,7 +32,7 @@ class Interval:
 
     @property
     def half_width(self) -> float | None:
-        """Half the width of the interval; None if there is no interval."""
+        """None if there is no interval."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 
@@ -54,16 +52,8 @@ class Comparison:
 
 def interval(values: Sequence[float]) -> Interval:
     """Return the mean and interval of at least one value."""
-    mean = fmean(values)
-    if len(values) < 2:
-        return Interval(mean=mean, low=None, high=None)
-    if stdev(values) == 0:
-        return Interval(mean=mean, low=mean, high=mean)
-    from scipy import stats
-
-    with _nearly_identical_values():
-        bounds = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    return Interval(mean=mean, low=float(bounds.low), high=float(bounds.high))
+    low, high, _ = _t_test(values, 0.95)
+    return Interval(mean=fmean(values), low=low, high=high)
 
 
 def compare(values: Sequence[float], reference: Sequence[float], tolerance: float) -> Comparison:
@@ -73,33 +63,28 @@ def compare(values: Sequence[float], reference: Sequence[float], tolerance: floa
     samples, so that the effect of the seed cancels in the difference.
     """
     differences = [value - other for value, other in zip(values, reference, strict=True)]
-    difference = fmean(differences)
-    if len(differences) < 2:
-        return Comparison(conclusion=UNKNOWN, difference=difference, low=None, high=None, tolerance=tolerance)
-    if stdev(differences) == 0:
-        low = high = difference
-        is_different = difference != 0
-    else:
-        from scipy import stats
-
-        with _nearly_identical_values():
-            test = stats.ttest_1samp(differences, 0.0)
-            bounds = test.confidence_interval(0.90)
-        low, high = float(bounds.low), float(bounds.high)
-        is_different = float(test.pvalue) < 0.05
-    if -tolerance < low and high < tolerance:
+    low, high, is_different = _t_test(differences, 0.90)
+    if low is not None and high is not None and -tolerance < low and high < tolerance:
         conclusion = EQUIVALENT
     else:
         conclusion = DIFFERENT if is_different else UNKNOWN
-    return Comparison(conclusion=conclusion, difference=difference, low=low, high=high, tolerance=tolerance)
+    return Comparison(conclusion=conclusion, difference=fmean(differences), low=low, high=high, tolerance=tolerance)
 
 
-@contextmanager
-def _nearly_identical_values() -> Iterator[None]:
-    """Ignore scipy's warning that the variance of nearly identical values is inexact: close to zero is enough here."""
-    with warnings.catch_warnings():
+def _t_test(values: Sequence[float], confidence: float) -> tuple[float | None, float | None, bool]:
+    """Return the interval of the mean, and whether the mean differs from 0 at 5 %."""
+    if len(values) < 2:
+        return None, None, False
+    if stdev(values) == 0:
+        mean = fmean(values)
+        return mean, mean, mean != 0
+    from scipy import stats
+
+    with warnings.catch_warnings():  # the variance of nearly identical values is inexact: close to zero is enough here
         warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
-        yield
+        test = stats.ttest_1samp(values, 0.0)
+        bounds = test.confidence_interval(confidence)
+    return float(bounds.low), float(bounds.high), float(test.pvalue) < 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +102,7 @@ class SeedsResult:
 
     def _by_seed(self, precision: str) -> dict[int, float]:
         own = sorted((t for t in self.trainings if t.precision == precision), key=lambda training: training.seed or 0)
-        return {
-            training.seed or 0: training.job_result.metric
-            for training in own
-            if training.job_result.metric is not None and math.isfinite(training.job_result.metric)
-        }
+        return {training.seed or 0: metric for training in own if (metric := training.finite_metric) is not None}
 
     def without_metric(self, precision: str) -> int:
         """Return the number of trainings without a finite metric: they diverged or did not finish."""

@@ -136,6 +136,11 @@ class MaxBatchResult(Shown):
     """The path of the report page."""
 
     @property
+    def limits(self) -> MaxBatchResult:
+        """The result itself, as `SearchResult.limits`."""
+        return self
+
+    @property
     def max_batch(self) -> dict[str, int]:
         """The max batch by precision, for precisions at which at least one sample fits."""
         return {

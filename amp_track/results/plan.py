@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from amp_track.config.precisions import BY_NAME
-from amp_track.records.plan import PeakMemory, PlannedMaxBatch, PlanReport, PlanTarget, PrecisionPlan, Way
+from amp_track.records.plan import PlannedMaxBatch, PlanReport, PlanTarget, PrecisionPlan, Way
 from amp_track.results import Shown
 
 Changes = tuple[tuple[str, str], ...]
@@ -31,22 +31,21 @@ class Variant:
 
     @staticmethod
     def name_of(changes: Iterable[tuple[str, str]]) -> str:
-        """Return the name of a variant with these changes."""
         return ", ".join(_change(name, value) for name, value in changes) or "as it is"
 
     def costs_the_same_as(self, other: Variant) -> bool:
         """Return whether memory and work equal those of another variant at every precision."""
-        return [_cost(plan) for plan in self.report.precisions] == [_cost(plan) for plan in other.report.precisions]
+        own, others = (
+            [(plan.peak, plan.max_batches, plan.flops_per_sample) for plan in variant.report.precisions]
+            for variant in (self, other)
+        )
+        return own == others
 
 
 def _change(name: str, value: str) -> str:
     if name != CHANNELS_LAST:
         return f"{name}={value}"
     return f"with {name}" if value == str(True) else f"without {name}"
-
-
-def _cost(plan: PrecisionPlan) -> tuple[PeakMemory, tuple[PlannedMaxBatch, ...], float | None]:
-    return plan.peak, plan.max_batches, plan.flops_per_sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +55,15 @@ class ListedWay:
     variant: Variant
     plan: PrecisionPlan
     way: Way
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "changes": dict(self.variant.changes),
+            "precision": self.plan.precision,
+            "micro_batch": self.way.micro_batch,
+            "grad_accum": self.way.grad_accum,
+            "peak_reserved_bytes": self.way.peak.reserved_bytes,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,21 +114,23 @@ class PlanResult(Shown):
             reserved_bytes = found.way.peak.reserved_bytes
             return known, -found.plan.trace.half_fraction, is_strict, found.way.grad_accum, reserved_bytes
 
-        return sorted(self._ways(target), key=cost)
-
-    def _ways(self, target: PlanTarget) -> Iterator[ListedWay]:
-        for variant in self.variants:
-            for plan in variant.report.precisions:
-                max_batch = self.max_batch(variant, plan.precision, target)
-                if isinstance(max_batch, PlannedMaxBatch) and max_batch.way is not None:
-                    yield ListedWay(variant=variant, plan=plan, way=max_batch.way)
+        found = (
+            (variant, plan, self.max_batch(variant, plan.precision, target))
+            for variant in self.variants
+            for plan in variant.report.precisions
+        )
+        ways = [
+            ListedWay(variant=variant, plan=plan, way=max_batch.way)
+            for variant, plan, max_batch in found
+            if isinstance(max_batch, PlannedMaxBatch) and max_batch.way is not None
+        ]
+        return sorted(ways, key=cost)
 
     def without_twins(self) -> list[PrecisionPlan]:
         """Return the plans without those whose peak equals that of an earlier one: tf32 allocates the same as fp32."""
         return list({plan.peak: plan for plan in reversed(self.report.precisions)}.values())[::-1]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
         return {
             "target": self.report.workload,
             "predicted": True,
@@ -128,20 +138,17 @@ class PlanResult(Shown):
             "run_id": self.run_id,
             **self._variant_as_json(self.variants[0]),
             "variants": [self._variant_as_json(variant) for variant in self.variants[1:]],
-            "ways": {target.name: [_way_as_json(found) for found in self.ways(target)] for target in self.targets},
+            "ways": {target.name: [found.as_json() for found in self.ways(target)] for target in self.targets},
             "changes_nothing": list(self.changes_nothing),
             "not_planned": dict(self.not_planned),
         }
 
     def _variant_as_json(self, variant: Variant) -> dict[str, Any]:
-        plans = variant.report.precisions
+        names = [plan.precision for plan in variant.report.precisions]
         return {
             "changes": dict(variant.changes),
             "budgets": {
-                target.name: {
-                    plan.precision: self._max_batch_as_json(self.max_batch(variant, plan.precision, target))
-                    for plan in plans
-                }
+                target.name: {name: _max_batch_as_json(self.max_batch(variant, name, target)) for name in names}
                 for target in self.targets
             },
             "precisions": {
@@ -155,29 +162,21 @@ class PlanResult(Shown):
                     "recurrent": list(plan.trace.recurrent),
                     "values_read": list(plan.trace.values_read),
                 }
-                for plan in plans
+                for plan in variant.report.precisions
             },
         }
 
-    def _max_batch_as_json(self, max_batch: PlannedMaxBatch | str) -> dict[str, Any]:
-        if isinstance(max_batch, str):
-            return {"skipped": max_batch}
-        return {
-            "max_batch": max_batch.batch_size,
-            "bound": max_batch.bound,
-            "peak_allocated_bytes": max_batch.peak.allocated_bytes if max_batch.peak is not None else None,
-            "peak_reserved_bytes": max_batch.peak.reserved_bytes if max_batch.peak is not None else None,
-            "one_sample_bytes": max_batch.at_one_bytes,
-            "micro_batch": max_batch.way.micro_batch if max_batch.way is not None else None,
-            "grad_accum": max_batch.way.grad_accum if max_batch.way is not None else None,
-        }
 
-
-def _way_as_json(found: ListedWay) -> dict[str, Any]:
+def _max_batch_as_json(max_batch: PlannedMaxBatch | str) -> dict[str, Any]:
+    if isinstance(max_batch, str):
+        return {"skipped": max_batch}
+    peak, way = max_batch.peak, max_batch.way
     return {
-        "changes": dict(found.variant.changes),
-        "precision": found.plan.precision,
-        "micro_batch": found.way.micro_batch,
-        "grad_accum": found.way.grad_accum,
-        "peak_reserved_bytes": found.way.peak.reserved_bytes,
+        "max_batch": max_batch.batch_size,
+        "bound": max_batch.bound,
+        "peak_allocated_bytes": peak.allocated_bytes if peak is not None else None,
+        "peak_reserved_bytes": peak.reserved_bytes if peak is not None else None,
+        "one_sample_bytes": max_batch.at_one_bytes,
+        "micro_batch": way.micro_batch if way is not None else None,
+        "grad_accum": way.grad_accum if way is not None else None,
     }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from amp_track.config.cli_params import Flag, flags_of
 from amp_track.config.job import Job
 from amp_track.config.precisions import REFERENCE
+from amp_track.config.values import Tolerance
 from amp_track.records.result import JobResult
 from amp_track.results.compare import Cell, CompareResult, as_numbers
 from amp_track.results.equivalence import DIFFERENT, SeedsResult
@@ -36,7 +37,6 @@ class Recommendation:
     """Its speed over the best speed of fp32; None if one of the two is unknown, and for fp32 itself."""
     batch_ratio: float | None
     """Its max batch over that of fp32."""
-    is_emulated: bool
     job_result: JobResult | None = None
     """The training that the recommendation is based on; None if only max batches are known."""
     metric_of_fp32: float | None = None
@@ -65,22 +65,14 @@ def recommend(result: MaxBatchResult | SearchResult) -> Recommendation | None:
 
 def _of_max_batch(fitted: MaxBatchResult) -> Recommendation | None:
     """Choose the fastest precision at its max batch; among equally fast ones, the largest max batch."""
-    batches = {
-        name: found.max_multiple or found.max_batch.batch_size
-        for name, found in fitted.precisions.items()
-        if found.max_batch.batch_size
-    }
+    batches = {name: fitted.precisions[name].max_multiple or batch for name, batch in fitted.max_batch.items()}
     if not batches:
         return None
     speeds = {name: _speed_at(fitted.precisions[name], batch_size) for name, batch_size in batches.items()}
-    precision = max(_as_fast_as_any(list(speeds), speeds.__getitem__), key=fitted.max_batch.__getitem__)
-    return _choice(
-        fitted,
-        # The time limit of a probe does not apply to the recommended training.
-        dataclasses.replace(fitted.asked, precision=precision, batch_size=batches[precision], job_timeout_seconds=None),
-        speed=speeds[precision] or None,
-        speed_of_fp32=speeds.get(REFERENCE),
-    )
+    precision = max(_as_fast_as_any(speeds.items()), key=fitted.max_batch.__getitem__)
+    # The time limit of a probe does not apply to the recommended training.
+    chosen = {"precision": precision, "batch_size": batches[precision], "job_timeout_seconds": None}
+    return _recommended(fitted, chosen, speed=speeds[precision] or None, speed_of_fp32=speeds.get(REFERENCE))
 
 
 def _speed_at(found: PrecisionResult, batch_size: int) -> float:
@@ -90,58 +82,81 @@ def _speed_at(found: PrecisionResult, batch_size: int) -> float:
 
 def _of_search(result: SearchResult) -> Recommendation | None:
     """Choose the fastest training whose metric is within the tolerance; among equally fast ones, the best metric."""
-    max_batches = result.limits.max_batch
     trained = [
         trial
         for trial in result.trials
-        if trial.job_result.fits and trial.job_result.samples_per_second and trial.precision in max_batches
+        if trial.job_result.fits and trial.job_result.samples_per_second and trial.precision in result.max_batch
     ]
     good = _as_good_as_the_best(result, trained)
     chosen = _fastest(result, good)
     if chosen is None:
         return None
-    of_fp32 = [trial for trial in good if trial.precision == REFERENCE] or [
-        trial for trial in trained if trial.precision == REFERENCE
-    ]
-    reference = _fastest(result, of_fp32)
-    job = dataclasses.replace(result.limits.asked, precision=chosen.precision, batch_size=chosen.batch_size)
+    of_fp32, good_of_fp32 = ([trial for trial in of if trial.precision == REFERENCE] for of in (trained, good))
+    reference = _fastest(result, good_of_fp32 or of_fp32)
+    changes: dict[str, Any] = {"precision": chosen.precision, "batch_size": chosen.batch_size}
     if chosen.learning_rate != result.limits.job.learning_rate:
-        job = dataclasses.replace(job, learning_rate=chosen.learning_rate)
-    return dataclasses.replace(
-        _choice(
-            result.limits,
-            job,
-            speed=chosen.job_result.samples_per_second,
-            speed_of_fp32=reference.job_result.samples_per_second if reference is not None else None,
-        ),
+        changes["learning_rate"] = chosen.learning_rate
+    return _recommended(
+        result.limits,
+        changes,
+        speed=chosen.job_result.samples_per_second,
+        speed_of_fp32=reference.job_result.samples_per_second if reference is not None else None,
         job_result=chosen.job_result,
         metric_of_fp32=reference.job_result.metric if reference is not None else None,
     )
 
 
+def _recommended(
+    fitted: MaxBatchResult,
+    changes: dict[str, Any],
+    *,
+    speed: float | None,
+    speed_of_fp32: float | None,
+    job_result: JobResult | None = None,
+    metric_of_fp32: float | None = None,
+) -> Recommendation:
+    precision, of_fp32 = changes["precision"], fitted.max_batch.get(REFERENCE)
+    is_reference, max_batch = precision == REFERENCE, fitted.max_batch[precision]
+    return Recommendation(
+        job=dataclasses.replace(fitted.asked, **changes),
+        precision=precision,
+        batch_size=changes["batch_size"],
+        samples_per_second=speed,
+        max_batch=max_batch,
+        speed_ratio=speed / speed_of_fp32 if speed and speed_of_fp32 and not is_reference else None,
+        batch_ratio=max_batch / of_fp32 if of_fp32 and not is_reference else None,
+        job_result=job_result,
+        metric_of_fp32=metric_of_fp32,
+    )
+
+
 def has_diverged(result: SearchResult) -> bool:
     """Return whether no training has a finite metric although the workload measures one."""
-    metrics = [trial.job_result.metric for trial in result.trials if trial.job_result.fits]
-    known = [metric for metric in metrics if metric is not None]
-    return bool(known) and not any(math.isfinite(metric) for metric in known)
+    rated = [trial for trial in result.trials if trial.job_result.fits and trial.job_result.metric is not None]
+    return bool(rated) and all(trial.finite_metric is None for trial in rated)
 
 
-def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialRow]) -> list[TrialRow]:
+def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialRow]) -> Sequence[TrialRow]:
     """Return the trainings whose metric is within the tolerance of the best; all if there is no metric.
 
     Precisions that are worse than fp32 over several seeds are excluded.
     """
-    rated = [
-        trial for trial in trained if trial.job_result.metric is not None and math.isfinite(trial.job_result.metric)
-    ]
-    if not rated:
-        return list(trained)
     higher = result.higher_is_better
-    worse = {name for name in result.limits.max_batch if _is_worse(result.seeds, name, higher_is_better=higher)}
-    rated = [trial for trial in rated if trial.precision not in worse] or rated
-    sign = 1 if result.higher_is_better else -1
-    best = max(sign * _metric(trial) for trial in rated)
-    return [trial for trial in rated if sign * _metric(trial) >= best - result.tolerance.of(abs(best))]
+    rated = [(trial, _goodness(trial, higher)) for trial in trained if trial.finite_metric is not None]
+    if not rated:
+        return trained
+    worse = {name for name in result.max_batch if _is_worse(result.seeds, name, higher_is_better=higher)}
+    return _within(result.tolerance, [each for each in rated if each[0].precision not in worse] or rated)
+
+
+def _goodness(trial: TrialRow, higher_is_better: bool) -> float:
+    return (1 if higher_is_better else -1) * (trial.job_result.metric or 0.0)
+
+
+def _within(tolerance: Tolerance, rated: Sequence[tuple[T, float]]) -> list[T]:
+    """Return the candidates whose goodness is within the tolerance of the best."""
+    best = max((goodness for _, goodness in rated), default=0.0)
+    return [candidate for candidate, goodness in rated if goodness >= best - tolerance.of(abs(best))]
 
 
 def _is_worse(seeds: SeedsResult | None, precision: str, *, higher_is_better: bool) -> bool:
@@ -153,12 +168,11 @@ def _is_worse(seeds: SeedsResult | None, precision: str, *, higher_is_better: bo
 
 
 def _fastest(result: SearchResult, trials: Sequence[TrialRow]) -> TrialRow | None:
-    sign = 1 if result.higher_is_better else -1
-    return max(
-        _as_fast_as_any(trials, _speed),
-        key=lambda trial: (sign * _metric(trial), _speed(trial), result.limits.max_batch.get(trial.precision, 0)),
-        default=None,
-    )
+    def rank(trial: TrialRow) -> tuple[float, float, int]:
+        goodness = _goodness(trial, result.higher_is_better)
+        return goodness, _speed(trial.job_result), result.max_batch.get(trial.precision, 0)
+
+    return max(_as_fast_as_any([(trial, _speed(trial.job_result)) for trial in trials]), key=rank, default=None)
 
 
 def choose_compared(result: CompareResult) -> Cell | None:
@@ -174,64 +188,38 @@ def choose_compared(result: CompareResult) -> Cell | None:
     values = [value for value in result.values if any(cell.value == value for cell in trained)]
     good = _as_good_cells(result, [cell for cell in trained if cell.value == values[-1]]) if values else []
     return min(
-        _as_fast_as_any(good, _speed_of_cell),
-        key=lambda cell: (cell.train_memory_bytes or math.inf, -_speed_of_cell(cell)),
+        _as_fast_as_any([(cell, _speed(cell)) for cell in good]),
+        key=lambda cell: (cell.train_memory_bytes or math.inf, -_speed(cell)),
         default=None,
     )
 
 
-def _as_good_cells(result: CompareResult, cells: Sequence[Cell]) -> list[Cell]:
+def _as_good_cells(result: CompareResult, cells: Sequence[Cell]) -> Sequence[Cell]:
     """Return the cells of one value whose mean metric is within the tolerance of the best; all without a metric.
 
     A precision is excluded if one of its seeds diverged, or if it is worse than fp32 over several seeds.
     """
     if not any(training.job_result.metric is not None for cell in cells for training in cell.trainings):
-        return list(cells)
-    sign = 1 if result.higher_is_better else -1
-    rated = {}
+        return cells
+    higher = result.higher_is_better
+    rated = []
     for cell in cells:
         seeds = result.seeds_at(cell.value)
-        is_worse = _is_worse(seeds, cell.precision, higher_is_better=result.higher_is_better)
+        is_worse = _is_worse(seeds, cell.precision, higher_is_better=higher)
         if cell.metric is not None and not seeds.without_metric(cell.precision) and not is_worse:
-            rated[cell.precision] = sign * cell.metric.mean
-    best = max(rated.values(), default=0.0)
-    least = best - result.tolerance.of(abs(best))
-    return [cell for cell in cells if rated.get(cell.precision, -math.inf) >= least]
+            rated.append((cell, cell.metric.mean if higher else -cell.metric.mean))
+    return _within(result.tolerance, rated)
 
 
-def _as_fast_as_any(candidates: Sequence[T], speed: Callable[[T], float]) -> list[T]:
+def _as_fast_as_any(candidates: Iterable[tuple[T, float]]) -> list[T]:
     """Return the candidates within 3 % of the best samples/s."""
-    best = max(map(speed, candidates), default=0.0)
-    return [candidate for candidate in candidates if speed(candidate) >= NO_SLOWER * best]
+    speeds = list(candidates)
+    best = max((speed for _, speed in speeds), default=0.0)
+    return [candidate for candidate, speed in speeds if speed >= NO_SLOWER * best]
 
 
-def _speed(trial: TrialRow) -> float:
-    return trial.job_result.samples_per_second or 0.0
-
-
-def _speed_of_cell(cell: Cell) -> float:
-    return cell.samples_per_second or 0.0
-
-
-def _metric(trial: TrialRow) -> float:
-    return trial.job_result.metric if trial.job_result.metric is not None else 0.0
-
-
-def _choice(fitted: MaxBatchResult, job: Job, *, speed: float | None, speed_of_fp32: float | None) -> Recommendation:
-    precision, max_batches = job.precision, fitted.max_batch
-    assert job.batch_size is not None
-    is_reference = precision == REFERENCE
-    of_fp32 = max_batches.get(REFERENCE)
-    return Recommendation(
-        job=job,
-        precision=precision,
-        batch_size=job.batch_size,
-        samples_per_second=speed,
-        max_batch=max_batches[precision],
-        speed_ratio=speed / speed_of_fp32 if speed and speed_of_fp32 and not is_reference else None,
-        batch_ratio=max_batches[precision] / of_fp32 if of_fp32 and not is_reference else None,
-        is_emulated=precision in fitted.cautions,
-    )
+def _speed(measured: JobResult | Cell) -> float:
+    return measured.samples_per_second or 0.0
 
 
 def train_command(job: Job) -> str:
@@ -249,16 +237,8 @@ def _words(flag: Flag, value: Any) -> list[str]:
         return [flag.name]
     if flag.setting.repeatable:
         return [word for name, text in value for word in (flag.name, f"{name}={text}")]
-    return [flag.name, _size(value) if flag.field.name.endswith("_bytes") else _number(value)]
-
-
-def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
-def _size(size_bytes: int) -> str:
-    """Return the size as an integer in the largest unit that divides it."""
-    for unit_bytes, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size_bytes % unit_bytes == 0:
-            return f"{size_bytes // unit_bytes}{unit}"
-    return str(size_bytes)
+    if flag.field.name.endswith("_bytes"):  # an integer in the largest unit that divides it
+        units = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, ""))
+        return [flag.name, next(f"{value // size}{unit}" for size, unit in units if value % size == 0)]
+    is_short = isinstance(value, float) and float(f"{value:g}") == value
+    return [flag.name, f"{value:g}" if is_short else str(value)]

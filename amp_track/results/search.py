@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +35,18 @@ class SearchResult(Shown):
     report: str = ""
 
     @property
+    def study(self) -> str:
+        return self.limits.study
+
+    @property
+    def run_id(self) -> str:
+        return self.limits.run_id
+
+    @property
+    def experiment_id(self) -> str:
+        return self.limits.experiment_id
+
+    @property
     def max_batch(self) -> dict[str, int]:
         """The max batch by precision, for precisions at which at least one sample fits."""
         return self.limits.max_batch
@@ -47,18 +58,15 @@ class SearchResult(Shown):
 
         return recommend(self)
 
+    def trained(self, precision: str) -> list[TrialRow]:
+        """Return the trainings of a precision that fit."""
+        return [trial for trial in self.trials if trial.precision == precision and trial.job_result.fits]
+
     def best(self, precision: str) -> TrialRow | None:
         """Return the training of a precision with the best metric; None if none has a finite one."""
-        sign = 1 if self.higher_is_better else -1
-        rated = [
-            (sign * trial.job_result.metric, trial)
-            for trial in self.trials
-            if trial.precision == precision
-            and trial.job_result.fits
-            and trial.job_result.metric is not None
-            and math.isfinite(trial.job_result.metric)
-        ]
-        return max(rated, key=lambda each: each[0])[1] if rated else None
+        choose = max if self.higher_is_better else min
+        rated = [(metric, trial) for trial in self.trained(precision) if (metric := trial.finite_metric) is not None]
+        return choose(rated, key=lambda each: each[0])[1] if rated else None
 
     def as_json(self) -> dict[str, Any]:
         fitted = self.limits.as_json()

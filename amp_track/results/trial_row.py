@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,12 @@ class TrialRow:
     predicted_bytes: int | None = None
     job_result: JobResult
     run_id: str
+
+    @property
+    def finite_metric(self) -> float | None:
+        """The metric; None if there is none, or if the training diverged."""
+        metric = self.job_result.metric
+        return metric if metric is not None and math.isfinite(metric) else None
 
     @property
     def measured_bytes(self) -> int | None:

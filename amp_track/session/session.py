@@ -17,7 +17,7 @@ from amp_track.records.errors import BadInput
 from amp_track.records.events import Event
 from amp_track.records.plan import Forecasts, ForecastTask
 from amp_track.records.result import JobResult
-from amp_track.report import curves, progress
+from amp_track.report import figures, progress
 from amp_track.runner.runner import JobRunner
 from amp_track.session import checks
 from amp_track.stores import store_checks
@@ -174,7 +174,7 @@ def _import_libraries(request: Request) -> None:
         interrupts.check()
         tracking.warm_up(request.stores.mlflow.url)
         interrupts.check()
-        curves.warm_up()
+        figures.warm_up()
     finally:
         if was_enabled:
             gc.enable()

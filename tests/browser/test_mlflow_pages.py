@@ -35,9 +35,8 @@ def test_the_printed_pages_show_the_study_and_compare_its_trainings(page: Page, 
     asked = request(
         Job(workload=str(WORKLOADS / "tiny.py")), study="it's", precisions=("fp32", "amp", "bf16"), trials=TRAININGS
     )
-    of_the_study, _, of_the_trainings, of_the_best = links.pages(
-        search(asked, runner=SimulatedRunner(samples=512)), server.address
-    )
+    found = search(asked, runner=SimulatedRunner(samples=512))
+    of_the_study, _, of_the_trainings, of_the_best = links.pages(found, server.address).values()
 
     page.goto(of_the_study)
     page.get_by_text("Child runs", exact=True).wait_for()

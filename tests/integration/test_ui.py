@@ -92,7 +92,7 @@ def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
     with ui("--no-browser") as running:
         run, page, trainings, *parts = running.addresses
         mlflow, dashboard = run.partition("/#")[0], parts[0].partition("/dashboard")[0]
-        assert [run, page, trainings] == links.pages(found, mlflow)[:3]
+        assert [run, page, trainings] == list(links.pages(found, mlflow).values())[:3]
         answer = requests.get(f"{mlflow}/api/2.0/mlflow/runs/get", {"run_id": found.limits.run_id}, timeout=60).json()
         assert (answer["run"]["info"]["run_name"], answer["run"]["info"]["experiment_id"]) == (
             "it's", found.limits.experiment_id,

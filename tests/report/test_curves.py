@@ -16,7 +16,8 @@ from amp_track.commands.train import train
 from amp_track.config.job import Job
 from amp_track.records.errors import TargetFailed
 from amp_track.records.events import EpochEnded, Started, StepsRecorded
-from amp_track.report.curves import Curves, thinned
+from amp_track.report.curves import Curves
+from amp_track.report.figures import thinned
 from amp_track.session.publish import LatePlots, kept_curves
 from amp_track.tracking import Tracker
 

@@ -6,8 +6,8 @@ import pytest
 from table_samples import COMPARE, FIT, SEARCH, TABLES, TRAIN, comparison
 
 from amp_track.report import summary
-from amp_track.report.html import result_html
-from amp_track.report.table import Column, Table, table_html
+from amp_track.report.html import result_html, table_html
+from amp_track.report.table import Column, Table
 from amp_track.results import Shown
 
 VOID = {"br", "hr", "img", "input", "link", "meta"}

@@ -12,21 +12,21 @@ UI = "http://127.0.0.1:5000"
 
 
 def test_the_best_training_of_each_precision_stands_beside_the_others() -> None:
-    *_, page = links.pages(SEARCH, UI)
+    *_, page = links.pages(SEARCH, UI).values()
     asked = parse_qs(urlsplit(urlsplit(page).fragment).query)
     assert asked["runs"] == ['["trial0","trial2"]']
     assert asked["experiments"] == ['["1"]']
 
 
 def test_a_fit_has_a_run_and_no_trainings_to_compare() -> None:
-    assert links.pages(FIT, UI) == [
+    assert list(links.pages(FIT, UI).values()) == [
         f"{UI}/#/experiments/1/runs/parent?workflowType=machine_learning",
         f"{UI}/#/experiments/1/runs/parent/artifacts/report.html?workflowType=machine_learning",
     ]
 
 
 def test_a_comparison_has_its_last_value_side_by_side() -> None:
-    *_, page = links.pages(COMPARE, UI)
+    *_, page = links.pages(COMPARE, UI).values()
     asked = parse_qs(urlsplit(urlsplit(page).fragment).query)
     assert asked["runs"] == ['["1024fp320","1024tf320","1024amp0"]'], "bf16 ran out of memory there"
 
@@ -35,7 +35,7 @@ def test_the_chart_is_of_the_trainings_under_the_run_of_the_study() -> None:
     found = SearchResult(
         limits=FIT, metric_name="accuracy", higher_is_better=True, workload_batch_size=64, trials=(), pareto=()
     )
-    _, _, page = links.pages(found, UI)
+    _, _, page = links.pages(found, UI).values()
     assert parse_qs(urlsplit(urlsplit(page).fragment).query)["viewStateShareKey"] == ["parent"]
     page = links.filtered_trainings(UI, "1", "parent")
     (asked,) = parse_qs(urlsplit(urlsplit(page).fragment).query)["searchFilter"]

@@ -9,7 +9,7 @@ from table_samples import COMPARE, FIT, SEARCH, comparison
 
 from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
-from amp_track.report.summary import answer, name, proof, tables
+from amp_track.report.summary import answer, proof, tables
 from amp_track.results.max_batch import PrecisionResult
 from amp_track.results.search import SearchResult
 
@@ -82,7 +82,7 @@ def test_a_comparison_says_how_to_train_at_its_last_value() -> None:
 
 
 def test_every_result_has_a_name_and_tables() -> None:
-    assert [name(result) for result in (FIT, SEARCH, COMPARE)] == ["digits", "digits", "s"]
+    assert [result.study for result in (FIT, SEARCH, COMPARE)] == ["digits", "digits", "s"]
     assert [len(tables(result)) for result in (FIT, SEARCH, COMPARE)] == [1, 2, 3]
 
 

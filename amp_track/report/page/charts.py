@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from amp_track.batch_search.memory_line import Point, line_through
 from amp_track.config.precisions import PRECISION_COLORS, PRECISIONS, REFERENCE
 from amp_track.records.units import MEBIBYTE, format_bytes
-from amp_track.report.curves import thinned
-from amp_track.report.page.svg import INK
+from amp_track.report import figures
+from amp_track.report.figures import INK, thinned
 from amp_track.report.wording import counted
 from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult
@@ -27,19 +27,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SIZE_INCHES = (6.4, 4.0)
 _LABELS = 0.12
 """The right margin for curve labels as a fraction of the width; half of it is the top margin."""
 _LEFT, _BOTTOM = 0.15, 0.14
 """The margins for tick labels and axis labels as fractions of width and height."""
 _MOST_POINTS = 400
 """The maximum number of points per curve: more overlap and enlarge the page."""
-_End = tuple[float, float, str, str]
-"""The x and y of the last point of a curve, its name and its color."""
 _MOST_SCALES = 6
 """The maximum number of scale curves in one chart."""
 _SPREAD = 4
 """Settings with at least this ratio of largest to smallest are drawn on a log2 axis."""
+_LABELS_APART = 13.0
+
+_End = tuple[float, float, str, str]
+"""The x and y of the last point of a curve, its name and its color."""
+_Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -51,167 +53,9 @@ class Chart:
     alt: str
     note: str = ""
 
-
-def new_figure(across: str, up: str) -> tuple[Figure, Axes]:
-    """Return an empty figure with space for labels on the right, and its axes."""
-    from matplotlib.figure import Figure  # not pyplot: no global state, no display
-
-    drawn = Figure(figsize=_SIZE_INCHES)
-    # Fixed margins: a layout engine draws every plot twice (a quarter of the time of a simulated search).
-    axes = drawn.add_axes((_LEFT, _BOTTOM, 1 - _LABELS - _LEFT, 1 - _LABELS / 2 - _BOTTOM))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
-    return drawn, axes
-
-
-def _horizontal(axes: Axes, height: float, text: str) -> None:
-    """Draw a horizontal line with a text above it."""
-    axes.axhline(height, color=INK, linewidth=0.9, linestyle="--")
-    across = axes.get_yaxis_transform()
-    axes.text(0.01, height, text, transform=across, va="bottom")
-
-
-def _label_ends(axes: Axes, ends: Sequence[_End]) -> None:
-    """Label each curve at its last point, without overlaps."""
-    axes.get_xlim(), axes.get_ylim()  # fixes the limits, which the transform needs
-    heights = sorted(
-        (axes.transData.transform((across, up))[1], index) for index, (across, up, _, _) in enumerate(ends)
-    )
-    apart = 13.0
-    lowest = -math.inf
-    for height, index in heights:
-        across, up, name, color = ends[index]
-        lowest = max(height, lowest + apart)
-        axes.annotate(
-            name,
-            (across, up),
-            xytext=(7, (lowest - height) * 72 / axes.figure.dpi - 3),
-            textcoords="offset points",
-            color=color,
-            fontweight="bold",
-            annotation_clip=False,
-        )
-
-
-def _listed(ends: Sequence[_End]) -> str:
-    """Return the names of the curves."""
-    return ", ".join(name for _, _, name, _ in ends)
-
-
-def _in_order(precisions: Iterable[str]) -> list[str]:
-    """Return each precision once, in the common drawing order."""
-    known = set(precisions)
-    return [precision for precision in PRECISIONS if precision in known]
-
-
-def memory(fitted: MaxBatchResult) -> Chart | None:
-    """Draw memory over batch size: measurements, the fitted line, the budget, and failed probes."""
-    probes = [probe for probe in fitted.probes if probe.measured_bytes]
-    if not probes:
-        return None
-    figure, axes = new_figure("batch size", "peak memory, MiB")
-    ends = []
-    for name in _in_order(probe.precision for probe in probes):
-        own = [probe for probe in probes if probe.precision == name]
-        fits = {probe.batch_size: probe.measured_bytes or 0 for probe in own if probe.job_result.fits}
-        fails = {probe.batch_size: probe.measured_bytes or 0 for probe in own if not probe.job_result.fits}
-        color = PRECISION_COLORS[name]
-        axes.plot(list(fits), [size / MEBIBYTE for size in fits.values()], "o", color=color, markersize=4)
-        axes.plot(list(fails), [size / MEBIBYTE for size in fails.values()], "x", color=color, markersize=7)
-        points = [Point(batch, size) for batch, size in sorted(fits.items())]
-        line = line_through(points, fitted.limit_bytes or points[-1].size_bytes) if points else None
-        if line is not None:
-            last = max([*fits, *fails])
-            axes.plot([0, last], [line.at(batch) / MEBIBYTE for batch in (0, last)], color=color, linewidth=0.9)
-        if fits:
-            batch = max(fits)
-            ends.append((float(batch), fits[batch] / MEBIBYTE, name, color))
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    most_bytes = max(probe.measured_bytes or 0 for probe in probes)
-    # Free memory may be a hundred times the peaks of a small data set: its line would flatten everything else.
-    if fitted.limit_bytes and (fitted.job.memory_budget_bytes is not None or fitted.limit_bytes < 2 * most_bytes):
-        _horizontal(axes, fitted.limit_bytes / MEBIBYTE, f"limit: {format_bytes(fitted.limit_bytes)}")
-    _label_ends(axes, ends)
-    failed = sum(not probe.job_result.fits for probe in probes)
-    return Chart(
-        "Memory against batch",
-        figure,
-        f"Peak memory over the batch size at {_listed(ends)}; {counted(failed, 'probe')} failed.",
-        "● fits; × does not fit (allocated plus requested memory); the search follows the lines.",
-    )
-
-
-def predicted(fitted: MaxBatchResult) -> Chart | None:
-    """Draw predicted against measured memory of each job."""
-    known = [
-        probe for probe in fitted.probes if probe.job_result.fits and probe.predicted_bytes and probe.measured_bytes
-    ]
-    if not known:
-        return None
-    figure, axes = new_figure("predicted memory, MiB", "measured memory, MiB")
-    ends = []
-    for name in _in_order(probe.precision for probe in known):
-        points = [
-            ((probe.predicted_bytes or 0) / MEBIBYTE, (probe.measured_bytes or 0) / MEBIBYTE)
-            for probe in known
-            if probe.precision == name
-        ]
-        axes.plot(*zip(*points, strict=True), "o", color=PRECISION_COLORS[name], markersize=4)
-        ends.append((*max(points), name, PRECISION_COLORS[name]))
-    most = max(max(axes.get_xlim()), max(axes.get_ylim()))
-    axes.plot([0, most], [0, most], color=INK, linewidth=0.7, linestyle=":")
-    axes.set_xlim(0, most)
-    axes.set_ylim(0, most)
-    _label_ends(axes, ends)
-    errors = [(probe.measured_bytes or 0) / (probe.predicted_bytes or 1) - 1 for probe in known]
-    worst = max(errors, key=abs)
-    return Chart(
-        "Predicted against measured memory",
-        figure,
-        f"Measured over predicted memory of {counted(len(known), 'job')}; the largest error is {worst:+.1%}.",
-        f"On the dotted line a prediction is exact; the largest error of {counted(len(known), 'job')} is {worst:+.1%}.",
-    )
-
-
-def speed(result: MaxBatchResult | SearchResult) -> Chart | None:
-    """Draw samples per second over the batch size, and mark the efficient batch."""
-    fitted = result.limits if isinstance(result, SearchResult) else result
-    trials = result.trials if isinstance(result, SearchResult) else ()
-    figure, axes = new_figure("batch size", "samples per second")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    ends = []
-    for name, found in fitted.precisions.items():
-        color = PRECISION_COLORS[name]
-        if found.throughput:
-            axes.plot(*zip(*found.throughput, strict=True), "o-", color=color, markersize=4, linewidth=0.9)
-            ends.append((float(found.throughput[-1][0]), found.throughput[-1][1], name, color))
-        own = thinned(
-            [
-                (trial.batch_size, trial.job_result.samples_per_second)
-                for trial in trials
-                if trial.precision == name and trial.job_result.samples_per_second
-            ],
-            _MOST_POINTS,
-        )
-        if own:
-            axes.plot(*zip(*own, strict=True), "s", color=color, markersize=5, fillstyle="none")
-        if found.efficient_batch is not None:
-            axes.plot(*found.efficient_batch, "D", color=color, markersize=8, fillstyle="none", markeredgewidth=1.6)
-    if not ends:
-        return None
-    axes.set_ylim(bottom=0)
-    _label_ends(axes, ends)
-    trained = "; □ trainings, including data loading" if trials else ""
-    return Chart(
-        "Speed against batch",
-        figure,
-        f"Samples per second over the batch size at {_listed(ends)}.",
-        f"● probes; ◇ efficient batch (smallest within 3 % of the best){trained}.",
-    )
+    def svg(self, number: int) -> str:
+        """Return the chart as the SVG element with this number on its page."""
+        return figures.svg(self.figure, alt=f"{self.title}. {self.alt}", prefix=f"chart{number}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,79 +73,191 @@ class Training:
     """Whether it repeats an earlier training with another seed: its skipped steps count, its scale is not drawn."""
 
 
-def metric(trainings: Sequence[Training], name: str, *, setting: str, note: str) -> Chart | None:
-    """Draw the metric over a setting, with a line through the means of trainings with equal settings.
-
-    Args:
-        trainings: the trainings of all precisions.
-        name: the name of the metric.
-        setting: the name of the setting, such as `batch size`.
-        note: the text below the chart.
-    """
-    rated = [
-        (training, training.setting, training.trial.job_result.metric)
-        for training in trainings
-        if training.setting is not None and _is_finite(training.trial.job_result.metric)
-    ]
-    return _drawn(rated, name, across=setting, note=note, is_joined=True)
+def new_axes(across: str, up: str) -> tuple[Figure, Axes]:
+    """Return an empty figure with space for labels on the right, and its axes."""
+    figure = figures.new_figure(6.4, 4.0)
+    # Fixed margins: a layout engine draws every plot twice (a quarter of the time of a simulated search).
+    axes = figure.add_axes((_LEFT, _BOTTOM, 1 - _LABELS - _LEFT, 1 - _LABELS / 2 - _BOTTOM))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    return figure, axes
 
 
-def metric_over_time(trainings: Sequence[Training], name: str, *, note: str) -> Chart | None:
-    """Draw the metric over the wall time of a training. For the arguments see `metric`."""
-    rated = [
-        (training, training.trial.job_result.wall_seconds, training.trial.job_result.metric)
-        for training in trainings
-        if _is_finite(training.trial.job_result.metric)
-    ]
-    return _drawn(rated, name, across="wall time, seconds", note=note, is_joined=False)
-
-
-def _drawn(
-    rated: Sequence[tuple[Training, float, float | None]], name: str, *, across: str, note: str, is_joined: bool
-) -> Chart | None:
-    if not rated:
-        return None
-    figure, axes = new_figure(across, name)
-    ends: list[_End] = []
-    for precision in _in_order(training.trial.precision for training, _, _ in rated):
-        color = PRECISION_COLORS[precision]
-        points = sorted(
-            (place, height or 0.0) for training, place, height in rated if training.trial.precision == precision
+def _label_ends(axes: Axes, ends: Sequence[_End]) -> str:
+    """Label each curve at its last point, without overlaps. Return the names of the curves."""
+    axes.get_xlim(), axes.get_ylim()  # fixes the limits, which the transform needs
+    heights = [axes.transData.transform(end[:2])[1] for end in ends]
+    lowest = -math.inf
+    for height, (across, up, name, color) in sorted(zip(heights, ends, strict=True), key=lambda each: each[0]):
+        lowest = max(height, lowest + _LABELS_APART)
+        axes.annotate(
+            name,
+            (across, up),
+            xytext=(7, (lowest - height) * 72 / axes.figure.dpi - 3),
+            textcoords="offset points",
+            color=color,
+            fontweight="bold",
+            annotation_clip=False,
         )
-        line = _means(points) if is_joined else points
-        axes.plot(*zip(*thinned(points, _MOST_POINTS), strict=True), "o", color=color, markersize=5)
-        if is_joined:
-            axes.plot(*zip(*thinned(line, _MOST_POINTS), strict=True), color=color, linewidth=0.7)
-        ends.append((*line[-1], precision, color))
-    best = sorted((place, height or 0.0) for training, place, height in rated if training.is_best)
-    if best:
-        ringed = zip(*thinned(best, _MOST_POINTS), strict=True)
-        axes.plot(*ringed, "o", color=INK, markersize=10, fillstyle="none", linewidth=0)
-    _scale_across(axes, [place for _, place, _ in rated], from_zero=not is_joined)
-    _label_ends(axes, ends)
-    what = across if is_joined else "wall time"
+    return ", ".join(name for _, _, name, _ in ends)
+
+
+def _in_order(precisions: Iterable[str]) -> list[tuple[str, str]]:
+    """Return each precision once with its color, in the common drawing order."""
+    known = set(precisions)
+    return [(precision, PRECISION_COLORS[precision]) for precision in PRECISIONS if precision in known]
+
+
+def memory(fitted: MaxBatchResult) -> Chart | None:
+    """Draw memory over batch size: measurements, the fitted line, the budget, and failed probes."""
+    probes = [(probe, size) for probe in fitted.probes if (size := probe.measured_bytes)]
+    if not probes:
+        return None
+    figure, axes = new_axes("batch size", "peak memory, MiB")
+    ends = []
+    for name, color in _in_order(probe.precision for probe, _ in probes):
+        fits, fails = (
+            {
+                probe.batch_size: size
+                for probe, size in probes
+                if probe.precision == name and probe.job_result.fits == is_fit
+            }
+            for is_fit in (True, False)
+        )
+        axes.plot(list(fits), [size / MEBIBYTE for size in fits.values()], "o", color=color, markersize=4)
+        axes.plot(list(fails), [size / MEBIBYTE for size in fails.values()], "x", color=color, markersize=7)
+        if not fits:
+            continue
+        points = [Point(batch, size) for batch, size in sorted(fits.items())]
+        line = line_through(points, fitted.limit_bytes or points[-1].size_bytes)
+        if line is not None:
+            last = max([*fits, *fails])
+            axes.plot([0, last], [line.at(batch) / MEBIBYTE for batch in (0, last)], color=color, linewidth=0.9)
+        ends.append((float(points[-1].batch_size), points[-1].size_bytes / MEBIBYTE, name, color))
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    most_bytes = max(size for _, size in probes)
+    # Free memory may be a hundred times the peaks of a small data set: its line would flatten everything else.
+    if fitted.limit_bytes and (fitted.job.memory_budget_bytes is not None or fitted.limit_bytes < 2 * most_bytes):
+        height, text = fitted.limit_bytes / MEBIBYTE, f"limit: {format_bytes(fitted.limit_bytes)}"
+        axes.axhline(height, color=INK, linewidth=0.9, linestyle="--")
+        axes.text(0.01, height, text, transform=axes.get_yaxis_transform(), va="bottom")
+    names = _label_ends(axes, ends)
+    failed = counted(sum(not probe.job_result.fits for probe, _ in probes), "probe")
     return Chart(
-        f"{name.capitalize()} against {what}",
+        "Memory against batch",
         figure,
-        f"{name} of {counted(len(rated), 'training')} over {what}, at {_listed(ends)}.",
-        note,
+        f"Peak memory over the batch size at {names}; {failed} failed.",
+        "● fits; × does not fit (allocated plus requested memory); the search follows the lines.",
     )
 
 
-def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the mean y for each x, by ascending x."""
-    return [
-        (place, fmean(height for _, height in here))
-        for place, here in itertools.groupby(points, key=lambda point: point[0])
+def predicted(fitted: MaxBatchResult) -> Chart | None:
+    """Draw predicted against measured memory of each job."""
+    known = [
+        (probe.precision, (probe.predicted_bytes / MEBIBYTE, probe.measured_bytes / MEBIBYTE))
+        for probe in fitted.probes
+        if probe.job_result.fits and probe.predicted_bytes and probe.measured_bytes
     ]
+    if not known:
+        return None
+    figure, axes = new_axes("predicted memory, MiB", "measured memory, MiB")
+    ends = []
+    for name, color in _in_order(precision for precision, _ in known):
+        points = [point for precision, point in known if precision == name]
+        axes.plot(*zip(*points, strict=True), "o", color=color, markersize=4)
+        ends.append((*max(points), name, color))
+    most = max(max(axes.get_xlim()), max(axes.get_ylim()))
+    axes.plot([0, most], [0, most], color=INK, linewidth=0.7, linestyle=":")
+    axes.set_xlim(0, most)
+    axes.set_ylim(0, most)
+    _label_ends(axes, ends)
+    worst = max((measured / prediction - 1 for _, (prediction, measured) in known), key=abs)
+    jobs = counted(len(known), "job")
+    return Chart(
+        "Predicted against measured memory",
+        figure,
+        f"Measured over predicted memory of {jobs}; the largest error is {worst:+.1%}.",
+        f"On the dotted line a prediction is exact; the largest error of {jobs} is {worst:+.1%}.",
+    )
 
 
-def _scale_across(axes: Axes, places: Sequence[float], *, from_zero: bool) -> None:
-    if from_zero:
+def speed(result: MaxBatchResult | SearchResult) -> Chart | None:
+    """Draw samples per second over the batch size, and mark the efficient batch."""
+    trials = result.trials if isinstance(result, SearchResult) else ()
+    figure, axes = new_axes("batch size", "samples per second")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    ends = []
+    for name, found in result.limits.precisions.items():
+        color = PRECISION_COLORS[name]
+        if found.throughput:
+            axes.plot(*zip(*found.throughput, strict=True), "o-", color=color, markersize=4, linewidth=0.9)
+            ends.append((float(found.throughput[-1][0]), found.throughput[-1][1], name, color))
+        own = [
+            (trial.batch_size, speed)
+            for trial in trials
+            if trial.precision == name and (speed := trial.job_result.samples_per_second)
+        ]
+        if own:
+            drawn = zip(*thinned(own, _MOST_POINTS), strict=True)
+            axes.plot(*drawn, "s", color=color, markersize=5, fillstyle="none")
+        if found.efficient_batch is not None:
+            axes.plot(*found.efficient_batch, "D", color=color, markersize=8, fillstyle="none", markeredgewidth=1.6)
+    if not ends:
+        return None
+    axes.set_ylim(bottom=0)
+    trained = "; □ trainings, including data loading" if trials else ""
+    return Chart(
+        "Speed against batch",
+        figure,
+        f"Samples per second over the batch size at {_label_ends(axes, ends)}.",
+        f"● probes; ◇ efficient batch (smallest within 3 % of the best){trained}.",
+    )
+
+
+def metric(trainings: Sequence[Training], name: str, *, setting: str, note: str) -> Chart | None:
+    """Draw the metric over a setting, with a line through the means of trainings with equal settings."""
+    points = [(training, training.setting) for training in trainings if training.setting is not None]
+    return _metric_chart(points, name, across=setting, what=setting, note=note)
+
+
+def metric_over_time(trainings: Sequence[Training], name: str, *, note: str) -> Chart | None:
+    """Draw the metric over the wall time of a training."""
+    points = [(training, training.trial.job_result.wall_seconds) for training in trainings]
+    return _metric_chart(points, name, across="wall time, seconds", what="wall time", note=note)
+
+
+def _metric_chart(
+    placed: Sequence[tuple[Training, float]], name: str, *, across: str, what: str, note: str
+) -> Chart | None:
+    rated = [(each, (place, height)) for each, place in placed if (height := each.trial.finite_metric) is not None]
+    if not rated:
+        return None
+    is_joined = across == what
+    figure, axes = new_axes(across, name)
+    ends: list[_End] = []
+    for precision, color in _in_order(training.trial.precision for training, _ in rated):
+        points: _Points = sorted(point for training, point in rated if training.trial.precision == precision)
+        axes.plot(*zip(*thinned(points, _MOST_POINTS), strict=True), "o", color=color, markersize=5)
+        if is_joined:
+            by_place = itertools.groupby(points, key=lambda point: point[0])
+            points = [(place, fmean(height for _, height in here)) for place, here in by_place]
+            axes.plot(*zip(*thinned(points, _MOST_POINTS), strict=True), color=color, linewidth=0.7)
+        ends.append((*points[-1], precision, color))
+    if best := sorted(point for training, point in rated if training.is_best):
+        ringed = zip(*thinned(best, _MOST_POINTS), strict=True)
+        axes.plot(*ringed, "o", color=INK, markersize=10, fillstyle="none", linewidth=0)
+    places = [place for _, (place, _) in rated]
+    if not is_joined:
         axes.set_xlim(left=0)
     elif min(places) > 0 and max(places) >= _SPREAD * min(places):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.6g}")
+    alt = f"{name} of {counted(len(rated), 'training')} over {what}, at {_label_ends(axes, ends)}."
+    return Chart(f"{name.capitalize()} against {what}", figure, alt, note)
 
 
 def scales(trainings: Sequence[Training], *, by: str = "") -> Chart | None:
@@ -310,31 +266,28 @@ def scales(trainings: Sequence[Training], *, by: str = "") -> Chart | None:
     `by` names the option whose values are the labels.
     """
     scaled = [
-        training
+        (training, training.trial.job_result.scale.history)
         for training in trainings
         if training.trial.job_result.scale is not None and training.trial.job_result.fits
     ]
     if not scaled:
         return None
-    each = sorted((one for one in scaled if not one.is_repeat), key=lambda training: training.setting or 0.0)
+    each = sorted((one for one in scaled if not one[0].is_repeat), key=lambda one: one[0].setting or 0.0)
     stride = max(math.ceil(len(each) / _MOST_SCALES), 1)
     shown = each[::-1][::stride][::-1]
-    figure, axes = new_figure("optimizer step", "scale")
+    figure, axes = new_axes("optimizer step", "scale")
     axes.set_yscale("log", base=2)
     ends: list[_End] = []
-    for place, training in enumerate(shown):
-        assert training.trial.job_result.scale is not None
-        history = training.trial.job_result.scale.history
-        opacity = 0.35 + 0.65 * (place + 1) / len(shown)
+    for place, (training, history) in enumerate(shown, start=1):
+        color, opacity = PRECISION_COLORS[training.trial.precision], 0.35 + 0.65 * place / len(shown)
         steps, sizes = zip(*thinned(history, _MOST_POINTS), strict=True)
-        color = PRECISION_COLORS[training.trial.precision]
         axes.step(steps, sizes, where="post", color=color, alpha=opacity, linewidth=1.2)
         falls = [now for before, now in itertools.pairwise(history) if now[1] < before[1]]
         if falls:
             axes.plot(*zip(*thinned(falls, _MOST_POINTS), strict=True), "v", color=color, alpha=opacity, markersize=5)
         ends.append((float(steps[-1]), sizes[-1], training.label, color))
     _label_ends(axes, ends)
-    skipped = sum(training.trial.job_result.skipped_steps for training in scaled)
+    skipped = sum(training.trial.job_result.skipped_steps for training, _ in scaled)
     left_out = f" {len(shown)} of {len(scaled)} trainings shown." if len(shown) < len(scaled) else ""
     return Chart(
         "Scale history of the GradScaler" + (f", by {by}" if by else ""),
@@ -353,7 +306,7 @@ def seeds(metric_name: str, compared: SeedsResult, *, where: str = "") -> Chart 
     intervals = {name: interval for name in compared.precisions if (interval := compared.interval(name)) is not None}
     if not intervals:
         return None
-    figure, axes = new_figure(metric_name, "")
+    figure, axes = new_axes(metric_name, "")
     names = list(intervals)[::-1]
     for place, name in enumerate(names):
         interval, color = intervals[name], PRECISION_COLORS[name]
@@ -371,10 +324,6 @@ def seeds(metric_name: str, compared: SeedsResult, *, where: str = "") -> Chart 
     return Chart(
         f"{metric_name.capitalize()} over {compared.seeds} seeds" + (f", {where}" if where else ""),
         figure,
-        "; ".join(f"{name} {intervals[name].mean:.4f}" for name in intervals),
+        "; ".join(f"{name} {interval.mean:.4f}" for name, interval in intervals.items()),
         f"◆ mean and 95 % interval; | each seed; band: fp32 ± {compared.tolerance}.",
     )
-
-
-def _is_finite(number: float | None) -> bool:
-    return number is not None and math.isfinite(number)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from amp_track.config.job import Job
-from amp_track.report import compare, max_batch, plots, search
+from amp_track.records.units import MEBIBYTE
+from amp_track.report import compare, figures, max_batch, plots, search
 from amp_track.report import summary as answers
-from amp_track.report.page import charts, svg, trials
+from amp_track.report.page import charts
 from amp_track.report.page.charts import Chart, Training
-from amp_track.report.search import seeds_table
 from amp_track.report.summary import Answer, Result
 from amp_track.report.table import Column, Row, Table
 from amp_track.report.wording import title
 from amp_track.results.compare import CompareResult, as_numbers
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
+from amp_track.results.trial_row import TrialRow
 
 _COMPARED, _SEEDS, _SCALES = "Comparison of precisions", "Several seeds", "GradScaler"
 _POINTS = 12
@@ -37,21 +39,18 @@ class Section:
 class Page:
     """The report page of a study."""
 
-    study: str
+    result: Result
     subtitle: str
     answer: Answer
     sections: tuple[Section, ...]
     columns: tuple[Column, ...]
     trials: tuple[tuple[Row, str], ...]
     """The cells of each trial, and the id of its MLflow run."""
-    experiment_id: str
-    result: Result
 
 
 def page_of(result: Result) -> Page:
     """Return the report page of a study."""
-    found = result.limits if isinstance(result, SearchResult) else result
-    with svg.plain_text(points=_POINTS):
+    with figures.plain_text(points=_POINTS):
         match result:
             case CompareResult():
                 sections, subtitle = _of_compare(result), compare.table(result).title
@@ -59,16 +58,14 @@ def page_of(result: Result) -> Page:
                 sections, subtitle = _of_search(result), title(result.limits)
             case _:
                 sections, subtitle = _of_max_batch(result), title(result)
-        columns, rows = trials.table(result)
+        columns, rows = _trials(result)
         return Page(
-            study=found.study,
+            result=result,
             subtitle=subtitle,
             answer=answers.answer(result),
             sections=tuple(section for section in sections if section.tables or section.charts or section.lines),
             columns=columns,
             trials=rows,
-            experiment_id=found.experiment_id,
-            result=result,
         )
 
 
@@ -94,9 +91,9 @@ def _of_limits(result: MaxBatchResult) -> Iterator[Section]:
 
 
 def _of_search(result: SearchResult) -> Iterator[Section]:
-    name, front = result.metric_name, frozenset(result.pareto)
+    name = result.metric_name
     drawn = [
-        Training(trial=each, label=f"batch {each.batch_size}", setting=each.batch_size, is_best=each.number in front)
+        Training(trial=each, label=f"batch {each.batch_size}", setting=each.batch_size, is_best=_is_best(result, each))
         for each in result.trials
     ]
     note = f"{_same(result.limits.job)} Ringed: no other training is both better and faster (samples/s)."
@@ -109,8 +106,12 @@ def _of_search(result: SearchResult) -> Iterator[Section]:
         charts.metric_over_time(drawn, name, note=note),
     )
     if result.seeds is not None:
-        yield _section(_SEEDS, charts.seeds(name, result.seeds), seeds_table(result.seeds, name))
+        yield _section(_SEEDS, charts.seeds(name, result.seeds), search.seeds_table(result.seeds, name))
     yield _section(_SCALES, charts.scales(drawn))
+
+
+def _is_best(result: SearchResult, trial: TrialRow) -> bool:
+    return trial.number in result.pareto
 
 
 def _of_compare(result: CompareResult) -> Iterator[Section]:
@@ -131,7 +132,7 @@ def _of_compare(result: CompareResult) -> Iterator[Section]:
 def _measures(result: CompareResult) -> Iterator[Chart]:
     """Yield a chart of speed and one of memory."""
     for measure in plots.measures(result):
-        figure, axes = charts.new_figure("", "")
+        figure, axes = charts.new_axes("", "")
         plots.draw_measure(axes, result, measure)
         yield Chart(measure.label.partition(" in ")[0].capitalize(), figure, "; ".join(result.answers))
 
@@ -153,3 +154,78 @@ def _compared(result: CompareResult) -> list[Training]:
 
 def _same(job: Job) -> str:
     return f"Same {'epochs' if job.steps is None else 'steps'} for all."
+
+
+def _trials(result: Result) -> tuple[tuple[Column, ...], tuple[tuple[Row, str], ...]]:
+    """Return the columns that are not empty, and for each trial its cells and the id of its MLflow run."""
+    # The setting that varies besides precision and batch size.
+    setting = (result.option or "") if isinstance(result, CompareResult) else "learning rate"
+    columns = (
+        Column("part", key=True),
+        Column("trial", right=True),
+        Column("precision"),
+        Column("batch", right=True),
+        Column(setting, right=True),
+        Column("status"),
+        Column("metric", right=True),
+        Column("samples/s", right=True),
+        Column("seconds", right=True),
+        Column("MiB", right=True),
+        Column("predicted MiB", right=True),
+        Column("optimizer steps", right=True),
+        Column("skipped steps", right=True),
+        Column("final scale", right=True),
+        Column("why"),
+    )
+    rows = list(_rows(result))
+    shown = [place for place in range(len(columns)) if any(cells[place] for cells, _ in rows)]
+    return tuple(columns[place] for place in shown), tuple(
+        (tuple(cells[place] for place in shown), run_id) for cells, run_id in rows
+    )
+
+
+def _rows(result: Result) -> Iterator[tuple[Row, str]]:
+    """Yield the probes, the trainings, and the trainings over seeds."""
+    if isinstance(result, CompareResult):
+        for cell in result.cells:
+            for each in cell.trainings:
+                yield _row("compare", each, setting=cell.value, why=f"seed {each.seed}")
+        return
+    for each in result.limits.probes:
+        yield _row("max-batch", each, why=f"{each.kind}: {each.reason}")
+    if isinstance(result, SearchResult):
+        varies = len({each.learning_rate for each in result.trials}) > 1
+        for each in result.trials:
+            learning_rate = _number(each.learning_rate if varies else None, ".3g")
+            why = "on the Pareto front" if _is_best(result, each) else ""
+            yield _row("train", each, setting=learning_rate, why=why)
+        for each in result.seeds.trainings if result.seeds is not None else ():
+            yield _row("seeds", each, why=f"seed {each.seed}")
+
+
+def _row(part: str, trial: TrialRow, *, setting: str = "", why: str) -> tuple[Row, str]:
+    job_result, scale = trial.job_result, trial.job_result.scale
+    cells = (
+        part,
+        _number(trial.number, "d"),
+        trial.precision,
+        str(trial.batch_size),
+        setting,
+        job_result.ended,
+        _number(job_result.metric, ".4f"),
+        _number(job_result.samples_per_second, ".0f"),
+        _number(job_result.wall_seconds, ".1f"),
+        _number(job_result.peak_bytes, ".1f", MEBIBYTE),
+        _number(trial.predicted_bytes, ".1f", MEBIBYTE),
+        str(job_result.optimizer_steps) if job_result.fits else "",
+        str(job_result.skipped_steps) if scale is not None else "",
+        _number(scale.final if scale is not None else None, "g"),
+        why,
+    )
+    return cells, trial.run_id
+
+
+def _number(value: float | None, form: str, unit: int | None = None) -> str:
+    if value is None or not math.isfinite(value):
+        return ""
+    return format(value if unit is None else value / unit, form)
