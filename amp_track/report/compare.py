@@ -8,7 +8,7 @@ from amp_track.config.precisions import REFERENCE
 from amp_track.records.result import JobStatus
 from amp_track.records.units import format_bytes
 from amp_track.report.search import seeds_table
-from amp_track.report.table import Column, Row, Table
+from amp_track.report.table import Column, Row, Table, numbers
 from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
     ONE_SEED,
@@ -31,7 +31,6 @@ _SHORT_SECONDS = 1.0
 
 
 def tables(result: CompareResult) -> list[Table]:
-    """Return all tables of a comparison."""
     if result.seeds == 1 or not result.has_metric:
         return [table(result)]
     over_seeds = (
@@ -50,13 +49,12 @@ def table(result: CompareResult) -> Table:
     headings += [result.metric_name] * result.has_metric + ["steps\nskipped"]
     return Table(
         title=f"{job.workload} on {result.hardware.title}{within}",
-        columns=(*columns, Column("precision", key=True), *(Column(heading, right=True) for heading in headings)),
+        columns=(*columns, Column("precision", key=True), *numbers(*headings)),
         sections=tuple(_section(result, value) for value in result.values),
     )
 
 
 def _section(result: CompareResult, value: str) -> tuple[Row, ...]:
-    """Return one row per precision at one value of the option."""
     rows = [(precision, *_measures(result, result.cell(value, precision))) for precision in result.precisions]
     if result.option is None:
         return tuple(rows)
@@ -140,7 +138,6 @@ def _only_it_fits(result: CompareResult, precision: str) -> list[str]:
 
 
 def notes(result: CompareResult) -> list[str]:
-    """Return the notes that readers of the table need."""
     job = result.job
     lines = [
         f"Each training: {duration(job)} at batch {job.batch_size} and learning rate {job.learning_rate:g}. Numbers in "

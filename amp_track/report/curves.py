@@ -56,7 +56,6 @@ class Curves:
             )
 
     def add(self, event: Event) -> None:
-        """Add the points of one event."""
         match event:
             case Started(scale=scale) if scale is not None:
                 self._scales[0] = scale
@@ -131,7 +130,6 @@ class Curves:
         axes.set_ylabel("scale")
 
     def _of_epochs(self, name: str) -> Points:
-        """Return one value per epoch, at the last step of the epoch."""
         points = [(epoch.step, getattr(epoch, name)) for _, epoch in sorted(self._epochs.items())]
         return [(step, value) for step, value in points if value is not None]
 

@@ -24,7 +24,6 @@ _HEADINGS = {
 
 
 def result_html(result: TrainResult | MaxBatchResult | SearchResult | CompareResult | PlanResult) -> str:
-    """Return the result of a command as an HTML fragment."""
     lines: list[str] = []
     match result:
         case TrainResult():
@@ -39,7 +38,6 @@ def result_html(result: TrainResult | MaxBatchResult | SearchResult | CompareRes
 
 
 def table_html(table: Table) -> str:
-    """Return a table as an HTML fragment."""
     return templates().get_template("table.html").render(table=table)
 
 

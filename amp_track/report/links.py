@@ -21,8 +21,6 @@ _TRAINING_VIEW = "workflowType=machine_learning"
 
 @dataclass(frozen=True)
 class Page:
-    """A page that a browser opens."""
-
     title: str
     address: str
 
@@ -41,7 +39,6 @@ class Pages:
 
     @property
     def lines(self) -> list[str]:
-        """The lines that `ui` prints."""
         width = max(len(page.title) for page in self.pages)
         lines = [f"study {self.study}"] if self.study is not None else []
         lines += [f"  {page.title:<{width}}  {page.address}" for page in self.pages]
@@ -84,12 +81,10 @@ def _best_runs(result: SearchResult | CompareResult) -> list[str]:
 
 
 def run(ui: str, experiment_id: str, run_id: str) -> str:
-    """Return the page of one run, in the model-training view of the UI."""
     return f"{ui}/#/experiments/{experiment_id}/runs/{run_id}?{_TRAINING_VIEW}"
 
 
 def page(ui: str, experiment_id: str, run_id: str) -> str:
-    """Return the page of a study's `report.html` among the artifacts of its run."""
     return f"{ui}/#/experiments/{experiment_id}/runs/{run_id}/artifacts/report.html?{_TRAINING_VIEW}"
 
 
@@ -113,7 +108,6 @@ def filtered_trainings(ui: str, experiment_id: str, run_id: str) -> str:
 
 
 def side_by_side(ui: str, experiment_id: str, run_ids: Sequence[str]) -> str:
-    """Return the page that compares runs: params and metrics in columns, and charts."""
     runs, experiments = (quote(json.dumps(ids, separators=(",", ":"))) for ids in (list(run_ids), [experiment_id]))
     return f"{ui}/#/compare-runs?runs={runs}&experiments={experiments}&{_TRAINING_VIEW}"
 
@@ -124,10 +118,8 @@ def experiment(ui: str, experiment_id: str) -> str:
 
 
 def studies(dashboard: str) -> str:
-    """Return optuna-dashboard's page of all studies."""
     return f"{dashboard}/dashboard"
 
 
 def study(dashboard: str, study_id: int) -> str:
-    """Return optuna-dashboard's page of one study."""
     return f"{dashboard}/dashboard/studies/{study_id}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from amp_track.records.units import format_bytes
-from amp_track.report.table import Column, Row, Table, table_of
+from amp_track.report.table import Column, Row, Table, numbers, table_of
 from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
     UNKNOWN,
@@ -36,18 +36,14 @@ def max_batch_table(result: MaxBatchResult) -> Table:
     """Return a table with one row per precision: max batch, its limit, memory and speed, and the efficient batch."""
     columns = [
         Column("precision", key=True),
-        Column("max\nbatch", right=True),
+        *numbers("max\nbatch"),
         Column("limited by"),
-        Column("peak\nmemory", right=True),
-        Column("samples/s", right=True),
-        Column("efficient\nbatch", right=True),
-        Column("probes", right=True),
-        Column("confirmed\nby", right=True),
+        *numbers("peak\nmemory", "samples/s", "efficient\nbatch", "probes", "confirmed\nby"),
     ]
     if result.multiple_of > 1:
-        columns.insert(2, Column(f"max multiple\nof {result.multiple_of}", right=True))
+        columns[2:2] = numbers(f"max multiple\nof {result.multiple_of}")
     if result.effective_batch_size is not None:
-        columns.append(Column(f"effective\nbatch {result.effective_batch_size}", right=True))
+        columns += numbers(f"effective\nbatch {result.effective_batch_size}")
     rows = [_row(result, name) for name in result.precisions]
     rows += [(name, "skipped", *[UNKNOWN] * (len(columns) - 2)) for name in result.skipped]
     return table_of(title(result), columns, rows)
@@ -79,7 +75,6 @@ def _is_cut_short(fitted: PrecisionResult) -> bool:
 
 
 def max_batch_cells(fitted: PrecisionResult) -> tuple[str, str, str, str]:
-    """Return the max batch, what limits it, its peak memory and its samples/s."""
     if fitted.at_max_batch is None:
         needed = f"one sample needs {memory_text(fitted.bytes_needed)}" if fitted.bytes_needed else "nothing fits"
         return "0", "not supported here" if fitted.why_unsupported is not None else needed, UNKNOWN, UNKNOWN
@@ -93,7 +88,6 @@ def max_batch_cells(fitted: PrecisionResult) -> tuple[str, str, str, str]:
 
 
 def max_batch_notes(result: MaxBatchResult) -> list[str]:
-    """Return the notes that readers of the table need."""
     lines = []
     if any(fitted.efficient_batch for fitted in result.precisions.values()):
         lines.append(
@@ -131,7 +125,6 @@ def precision_notes(result: MaxBatchResult) -> list[str]:
 
 
 def _beyond(result: MaxBatchResult) -> list[str]:
-    """Return notes on the batches that were tried above the first failing one."""
     lines, none = [], []
     for name, fitted in result.precisions.items():
         if fitted.also_fits:

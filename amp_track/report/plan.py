@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from amp_track.records.metrics import planned_metric
 from amp_track.records.plan import PeakMemory, PlannedMaxBatch, PlanTarget, PrecisionPlan
 from amp_track.records.units import format_bytes
-from amp_track.report.table import Column, Row, Table
+from amp_track.report.table import Column, Row, Table, numbers
 from amp_track.report.wording import UNKNOWN
 from amp_track.results.plan import PlanResult, Variant
 
@@ -21,14 +21,12 @@ _SAME = 1.01
 
 
 def plan_tables(result: PlanResult) -> list[Table]:
-    """Return tables of max batches, ways to the effective batch, variants, memory by category, and largest storages."""
     max_batches = [_max_batches(result)] if result.targets else []
     variants = [_variants(result)] if len(result.variants) > 1 else []
     return [*max_batches, *_ways(result), *variants, _categories(result), _largest(result)]
 
 
 def plan_notes(result: PlanResult) -> list[str]:
-    """Return the notes that readers of the tables need."""
     notes = list(NOT_MODELLED)
     if any(" to " in size for plan in result.report.precisions for size in _ranges(plan)):
         notes.append(
@@ -73,16 +71,13 @@ def metrics(result: PlanResult) -> dict[str, float]:
     return numbers
 
 
-def _number(heading: str) -> Column:
-    return Column(heading, right=True, unwrapped=True)
-
-
 _PRECISION = Column("precision", key=True, unwrapped=True)
-_WORK = (_number("work"), _number("in 16 bits"))
+_WORK = numbers("work", "in 16 bits", unwrapped=True)
+_PEAK = numbers("reserved", "allocated", unwrapped=True)
 
 
 def _max_batches(result: PlanResult) -> Table:
-    columns = [_number("max batch"), _number("reserved"), _number("allocated"), Column("limited by")]
+    columns = [*numbers("max batch", unwrapped=True), *_PEAK, Column("limited by")]
     sections = []
     for target in result.targets:
         plans = [(variant, plan.precision) for variant in result.variants for plan in variant.report.precisions]
@@ -105,7 +100,7 @@ def _max_batch_cells(max_batch: PlannedMaxBatch | str) -> Row:
 
 def _ways(result: PlanResult) -> list[Table]:
     """Return the table of ways to the effective batch; empty if none was requested or nothing fits."""
-    columns = [Column("batch × accumulation", right=True), _number("reserved"), *_WORK]
+    columns = [*numbers("batch × accumulation"), _PEAK[0], *_WORK]
     sections = []
     for target in result.targets:
         ways = []
@@ -121,7 +116,6 @@ def _ways(result: PlanResult) -> list[Table]:
 def _target_table(
     result: PlanResult, title: str, columns: Iterable[Column], sections: Iterable[tuple[Row, ...]]
 ) -> Table:
-    """Return a table with a section per GPU or budget; several variants are named in a column."""
     variant = (Column("variant", key=True),) if len(result.variants) > 1 else ()
     target = Column("GPU or budget", key=True, spans=True)
     return Table(title=title, columns=(target, *variant, _PRECISION, *columns), sections=tuple(sections))
@@ -148,7 +142,7 @@ def _work_cells(result: PlanResult, plan: PrecisionPlan) -> Row:
 
 
 def _variants(result: PlanResult) -> Table:
-    columns = (Column("variant", key=True, spans=True), _PRECISION, _number("reserved"), _number("allocated"), *_WORK)
+    columns = (Column("variant", key=True, spans=True), _PRECISION, *_PEAK, *_WORK)
     return Table(
         title=f"predicted peak at batch {result.report.precisions[0].batch_size:,}",
         columns=columns,
@@ -171,7 +165,10 @@ def _categories(result: PlanResult) -> Table:
     allocated, reserved = zip(*map(_ranges, plans), strict=True)
     return Table(
         title=f"predicted memory {_at_batch(result)}",
-        columns=(Column("category", key=True, unwrapped=True), *(_number(plan.precision) for plan in plans)),
+        columns=(
+            Column("category", key=True, unwrapped=True),
+            *numbers(*(plan.precision for plan in plans), unwrapped=True),
+        ),
         sections=(tuple(rows), (("allocated at peak", *allocated), ("reserved", *reserved))),
     )
 
@@ -198,7 +195,7 @@ def _largest(result: PlanResult) -> Table:
         Column("layer", key=True),
         Column("operation", unwrapped=True),
         Column("category", unwrapped=True),
-        _number("size"),
+        *numbers("size", unwrapped=True),
     )
     sections = []
     for plan in result.without_twins():

@@ -97,7 +97,6 @@ def draw_compare(result: CompareResult, file: Path) -> bool:
 
 
 def measures(result: CompareResult) -> list[Measure]:
-    """Return the measures that at least one cell has."""
     return [each for each in _MEASURES if any(getattr(cell, each.field) is not None for cell in result.cells)]
 
 

@@ -36,9 +36,8 @@ _LINES_IN_SIGHT = 10
 """Earlier lines are collapsed in a notebook."""
 _STYLE = "margin: 0; color: inherit; background: transparent; white-space: pre-wrap"
 
-Show = Callable[[Event], None]
-EpochLine = Callable[[EpochEnded], str]
-"""Returns the line to print at the end of an epoch; empty for none."""
+Update = Callable[[StepsDone, str], None]
+"""Shows the state of a job, and the GradScaler's scale."""
 
 
 class _Console(Console):
@@ -134,9 +133,10 @@ def saying_after(seconds: float, text: str) -> Iterator[None]:
         timer.join()  # no line may appear after the block
 
 
+@contextmanager
 def following(
     job: Job, title: str, metric_name: str, *, epoch_lines: bool, where: str = ""
-) -> AbstractContextManager[Show]:
+) -> Iterator[Callable[[Event], None]]:
     """Show one job as its events arrive.
 
     Args:
@@ -146,48 +146,43 @@ def following(
         epoch_lines: whether to print a line at the end of each epoch; in a notebook, of the last epoch.
         where: the state of the search that the job belongs to.
     """
-
-    def epoch_line(event: EpochEnded) -> str:
-        if not epoch_lines:
-            return ""
-        of = f"/{job.epochs}" if job.epochs else ""
-        metric = f"  {metric_name} {event.metric:.4f}" if event.metric is not None else ""
-        evaluated = f"  eval loss {event.eval_loss:.4f}" if event.eval_loss is not None else ""
-        return f"epoch {event.epoch}{of}  loss {event.train_loss:.4f}{evaluated}{metric}"
-
+    scale = last_epoch = ""
+    bar: AbstractContextManager[Update | None] = nullcontext()
     if console.is_jupyter:
-        return _following_in_notebook(title, epoch_line)
-    if console.is_terminal:
-        return _following_on_terminal(title, where, job.precision, epoch_line)
-    return nullcontext(lambda event: _print_event(event, epoch_line))
-
-
-def _print_event(event: Event, epoch_line: EpochLine) -> None:
-    match event:
-        case EpochEnded() if line := epoch_line(event):
-            say(line)
-        case Noted(text=text):
-            say(text)
-
-
-@contextmanager
-def _following_in_notebook(title: str, epoch_line: EpochLine) -> Iterator[Show]:
-    last_epoch = ""
+        bar = _line_in_notebook(title)
+    elif console.is_terminal:
+        bar = _bar(title, where, PRECISION_COLORS[job.precision])
 
     def show(event: Event) -> None:
-        nonlocal last_epoch
+        nonlocal scale, last_epoch
         match event:
-            case StepsDone(step=step, total_steps=total):
-                _cell_output.change("  ".join(filter(None, (f"{title}  {step / total:.0%}", last_epoch))))
+            case Started(scale=number) if number is not None:
+                scale = f"scale {number:,g}"
+            case StepsRecorded(scale_changes=changes) if changes:
+                scale = f"scale {changes[-1][1]:,g}"
+            case StepsDone() if console.is_jupyter:
+                part = f"{title}  {event.step / event.total_steps:.0%}"
+                _cell_output.change(f"{part}  {last_epoch}".rstrip())
+            case StepsDone() if update is not None:
+                update(event, scale)
             case Noted(text=text):
-                _cell_output.say(text)
-            case EpochEnded():
-                last_epoch = epoch_line(event)
+                say(text)
+            case EpochEnded() if epoch_lines:
+                last_epoch = _epoch_line(event, job, metric_name)
+                if not console.is_jupyter:
+                    say(last_epoch)
 
-    with _line_in_notebook(title):
+    with bar as update:
         yield show
-    if last_epoch:
-        _cell_output.say(last_epoch)
+    if last_epoch and console.is_jupyter:
+        say(last_epoch)
+
+
+def _epoch_line(event: EpochEnded, job: Job, metric_name: str) -> str:
+    of = f"/{job.epochs}" if job.epochs else ""
+    metric = f"  {metric_name} {event.metric:.4f}" if event.metric is not None else ""
+    evaluated = f"  eval loss {event.eval_loss:.4f}" if event.eval_loss is not None else ""
+    return f"epoch {event.epoch}{of}  loss {event.train_loss:.4f}{evaluated}{metric}"
 
 
 @contextmanager
@@ -200,47 +195,37 @@ def _line_in_notebook(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def _following_on_terminal(title: str, where: str, precision: str, epoch_line: EpochLine) -> Iterator[Show]:
+def _bar(title: str, where: str, color: str) -> Iterator[Update]:
     """Draw a bar until the block ends: progress, steps/s, memory, the GradScaler's scale, time left."""
     is_narrow = console.width < _NARROW
     shown = Text(title)
     shown.truncate(_LONGEST_NARROW_TITLE if is_narrow else _LONGEST_TITLE, overflow="ellipsis")
     columns: list[ProgressColumn] = [
-        TextColumn("{task.description}", style=PRECISION_COLORS[precision], markup=False),
+        TextColumn("{task.description}", style=color, markup=False),
         *([] if is_narrow else [BarColumn(bar_width=20)]),
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[state]}", markup=False),
         TimeRemainingColumn(),
     ]
-    scale, first = "", (0, 0.0)
+    first = (0, 0.0)
     with _Lines(*columns, console=console, transient=True) as progress:
         task = progress.add_task(shown.plain, total=None, state="", below=where)
 
-        def show(event: Event) -> None:
-            nonlocal scale, first
-            match event:
-                case Started(scale=number) if number is not None:
-                    scale = f"scale {number:,g}"
-                case StepsRecorded(scale_changes=changes) if changes:
-                    scale = f"scale {changes[-1][1]:,g}"
-                case StepsDone(step=step, total_steps=total, memory_bytes=memory_bytes):
-                    now = time.monotonic()
-                    first = first if first[0] else (step, now)  # the steps before the first event are warm-up
-                    steps, seconds = step - first[0], now - first[1]
-                    speed = f"{steps / seconds:,.3g} steps/s" if steps > 0 and seconds > 0 else ""
-                    memory = format_bytes(memory_bytes) if memory_bytes is not None else ""
-                    state = "  ".join(filter(None, (speed, memory, "" if is_narrow else scale)))
-                    below = "  ".join(filter(None, (scale if is_narrow else "", where)))
-                    progress.update(task, completed=step, total=total, state=state, below=below)
-                case _:
-                    _print_event(event, epoch_line)
+        def update(event: StepsDone, scale: str) -> None:
+            nonlocal first
+            now = time.monotonic()
+            first = first if first[0] else (event.step, now)  # the steps before the first event are warm-up
+            steps, seconds = event.step - first[0], now - first[1]
+            speed = f"{steps / seconds:,.3g} steps/s" if steps > 0 and seconds > 0 else ""
+            memory = format_bytes(event.memory_bytes) if event.memory_bytes is not None else ""
+            state = "  ".join(filter(None, (speed, memory, "" if is_narrow else scale)))
+            below = "  ".join(filter(None, (scale if is_narrow else "", where)))
+            progress.update(task, completed=event.step, total=event.total_steps, state=state, below=below)
 
-        yield show
+        yield update
 
 
 class _Lines(Progress):
-    """One line for the job, and one below it for the state of the search."""
-
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:

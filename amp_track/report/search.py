@@ -5,7 +5,7 @@ from __future__ import annotations
 from amp_track.config.precisions import REFERENCE
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report.max_batch import confirmation_notes, max_batch_cells, precision_notes
-from amp_track.report.table import Column, Row, Table, table_of
+from amp_track.report.table import Column, Row, Table, numbers, table_of
 from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
     ONE_SEED,
@@ -39,12 +39,8 @@ def search_table(result: SearchResult) -> Table:
     metric = result.metric_name
     columns = (
         Column("precision", key=True),
-        Column("max\nbatch", right=True),
-        Column("peak\nmemory", right=True),
-        Column("samples/s", right=True),
-        Column(f"{metric}\nat max batch", right=True),
-        Column("fastest\nbatch", right=True),
-        Column(f"best\n{metric}", right=True),
+        *numbers("max\nbatch", "peak\nmemory", "samples/s"),
+        *numbers(f"{metric}\nat max batch", "fastest\nbatch", f"best\n{metric}"),
         Column("GradScaler\n(best run)"),
     )
     rows = [_row(result, name) for name in result.limits.precisions]
@@ -100,7 +96,6 @@ def _scale(job_result: JobResult) -> str:
 
 
 def notes(result: SearchResult) -> list[str]:
-    """Return the notes that readers of the tables need."""
     lines = [CPU_BUDGET_IS_SLOW] if has_cpu_budget(result.limits) else []
     for name in result.limits.precisions:
         if (best := result.best(name)) is None:
@@ -128,7 +123,6 @@ def notes(result: SearchResult) -> list[str]:
 
 
 def _stopped_early(result: SearchResult) -> list[str]:
-    """Return a note on the requested trainings that have not run, because of the time limit or an interrupt."""
     made = result.seeds.seeds if result.seeds is not None else 0
     missing = []
     if len(result.trials) < result.trials_wanted:
@@ -146,10 +140,9 @@ def seeds_table(seeds: SeedsResult, metric_name: str, *, where: str = "") -> Tab
     at = f"batch {seeds.job.batch_size}" + (f", {where}" if where else "")
     columns = (
         Column("precision", key=True),
-        Column(f"mean {tied('± 95 %')}", right=True),
-        Column(f"difference\n{tied('(90 %')} interval)", right=True),
+        *numbers(f"mean {tied('± 95 %')}", f"difference\n{tied('(90 %')} interval)"),
         Column("conclusion"),
-        Column("optimizer\nsteps", right=True),
+        *numbers("optimizer\nsteps"),
     )
     title = f"{metric_name} over {seeds.seeds} seeds at {at}, against fp32 ± {seeds.tolerance}"
     return table_of(title, columns, [_seeds_row(seeds, name) for name in seeds.precisions])

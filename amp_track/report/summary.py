@@ -23,8 +23,6 @@ Result = MaxBatchResult | SearchResult | CompareResult
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The recommendation of a study in a few sentences."""
-
     headline: str
     more: tuple[str, ...] = ()
     """Further sentences below the headline."""
@@ -37,7 +35,6 @@ class Answer:
 
 
 def tables(result: Result) -> list[Table]:
-    """Return the tables that a command prints for a study."""
     match result:
         case CompareResult():
             return compare.tables(result)
@@ -47,7 +44,6 @@ def tables(result: Result) -> list[Table]:
 
 
 def notes(result: Result) -> list[str]:
-    """Return the notes that readers of the tables need."""
     match result:
         case CompareResult():
             return compare.notes(result)
@@ -57,7 +53,6 @@ def notes(result: Result) -> list[str]:
 
 
 def answer(result: Result) -> Answer:
-    """Return the recommendation of a study."""
     if isinstance(result, CompareResult):
         return _of_compare(result)
     choice = result.recommended
@@ -97,7 +92,6 @@ def _of_compare(result: CompareResult) -> Answer:
 
 
 def _compared(result: CompareResult, chosen: Cell) -> str:
-    """Return how the chosen cell compares with fp32 at the same value."""
     if chosen.precision == REFERENCE:
         others = [name for name in result.precisions if name != REFERENCE]
         ratios = {name: result.ratio(result.cell(chosen.value, name), "samples_per_second") for name in others}

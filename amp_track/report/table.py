@@ -49,12 +49,15 @@ class Table:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows of all sections."""
         return [row for section in self.sections for row in section]
 
 
+def numbers(*headings: str, unwrapped: bool = False) -> list[Column]:
+    """Return columns of numbers, which are aligned to the right."""
+    return [Column(heading, right=True, unwrapped=unwrapped) for heading in headings]
+
+
 def table_of(title: str, columns: Iterable[Column], rows: Iterable[Row]) -> Table:
-    """Return a table with one section."""
     return Table(title=title, columns=tuple(columns), sections=(tuple(rows),))
 
 
@@ -81,8 +84,6 @@ def render_text(tables: Sequence[Table], notes: Sequence[str], width: int = WIDT
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """A column with its cells, by section."""
-
     column: Column
     sections: list[list[str]]
 
@@ -130,7 +131,6 @@ def _least_total(columns: Sequence[_Cells], padding: int) -> int:
 
 
 def _frame(columns: Sequence[_Cells], padding: int) -> int:
-    """Return the width of the lines between columns and their padding."""
     return len(columns) * (1 + 2 * padding) + 1
 
 

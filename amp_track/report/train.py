@@ -8,7 +8,7 @@ from amp_track.config.precisions import BY_NAME
 from amp_track.records.diagnosis import Diagnosis
 from amp_track.records.result import JobResult, ScaleReport
 from amp_track.report import links, progress
-from amp_track.report.table import Column, Table, table_of
+from amp_track.report.table import Column, Table, numbers, table_of
 from amp_track.report.wording import UNKNOWN, counted
 from amp_track.results.train import TrainResult
 
@@ -45,13 +45,11 @@ def lines(result: TrainResult) -> list[str]:
 
 
 def tables(result: TrainResult) -> list[Table]:
-    """Return the diagnosis table, if there is one."""
     diagnosis = result.job_result.diagnosis
     return [diagnosis_table(diagnosis)] if diagnosis is not None else []
 
 
 def diagnosis_table(diagnosis: Diagnosis) -> Table:
-    """Return a table with one row per layer, over all diagnosed steps."""
     headings = ("non-finite", "underflowing", "zero", "largest\noutput")
     rows = []
     for layer in diagnosis.layers:
@@ -60,7 +58,7 @@ def diagnosis_table(diagnosis: Diagnosis) -> Table:
         rows.append((layer.layer, *(fractions if layer.has_gradients else [UNKNOWN] * 3), largest))
     return table_of(
         f"gradient statistics by layer, over {counted(diagnosis.steps, 'step')} (one in {diagnosis.every})",
-        (Column("layer", key=True), *(Column(heading, right=True) for heading in headings)),
+        (Column("layer", key=True), *numbers(*headings)),
         rows,
     )
 

@@ -23,7 +23,6 @@ UNKNOWN = "–"
 
 
 def title(result: MaxBatchResult) -> str:
-    """Return the workload, device and memory that the max batches are valid for."""
     budget = result.job.memory_budget_bytes
     within = f"within {format_bytes(budget)}" if budget is not None else "in free memory"
     return f"{result.job.workload} on {result.hardware.title}, {within}"
@@ -65,7 +64,6 @@ def listed(items: Sequence[str], most: int) -> str:
 
 
 def not_possible(precision: str, why: str) -> str:
-    """Return the sentence for a precision or cell that the device has no kernels for."""
     return f"{precision} is not supported here: {why}"
 
 

@@ -23,8 +23,6 @@ _LARGEST = 1e300
 
 
 class Speed(StrEnum):
-    """The speed of one precision relative to another."""
-
     FASTER = "faster"
     SAME = "no difference"
     SLOWER = "slower"
@@ -103,17 +101,14 @@ class Cell:
 
     @property
     def waits_for_data(self) -> bool:
-        """Whether data loading limited the speed of any training."""
         return any(job_result.waits_for_data for job_result in self._fitting)
 
     @property
     def train_memory_bytes(self) -> float | None:
-        """The largest peak in training."""
         return max(self._measured("train_peak_allocated_bytes"), default=None)
 
     @property
     def eval_memory_bytes(self) -> float | None:
-        """The largest peak in evaluation."""
         return max(self._measured("eval_peak_allocated_bytes"), default=None)
 
     @property
@@ -193,11 +188,9 @@ class CompareResult(Shown):
         return own / reference if own is not None and reference else None
 
     def speedups(self, precision: str) -> list[float | None]:
-        """Return a precision's speedup over the reference at each value."""
         return [self.ratio(self.cell(value, precision), "samples_per_second") for value in self.values]
 
     def seeds_at(self, value: str) -> SeedsResult:
-        """Return the trainings at one value, for the equivalence test."""
         trainings = tuple(training for cell in self.cells if cell.value == value for training in cell.trainings)
         return SeedsResult(job=self.job, seeds=self.seeds, tolerance=self.tolerance, trainings=trainings)
 

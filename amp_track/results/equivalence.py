@@ -32,7 +32,6 @@ class Interval:
 
     @property
     def half_width(self) -> float | None:
-        """None if there is no interval."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 
@@ -72,7 +71,6 @@ def compare(values: Sequence[float], reference: Sequence[float], tolerance: floa
 
 
 def _t_test(values: Sequence[float], confidence: float) -> tuple[float | None, float | None, bool]:
-    """Return the interval of the mean, and whether the mean differs from 0 at 5 %."""
     if len(values) < 2:
         return None, None, False
     if stdev(values) == 0:

@@ -83,7 +83,6 @@ class PlanResult(Shown):
 
     @property
     def report(self) -> PlanReport:
-        """The prediction for the unchanged workload."""
         return self.variants[0].report
 
     def max_batch(self, variant: Variant, precision: str, target: PlanTarget) -> PlannedMaxBatch | str:

@@ -44,7 +44,6 @@ class Recommendation:
 
     @property
     def command(self) -> str:
-        """The command that trains with it."""
         return train_command(self.job)
 
     def as_json(self) -> dict[str, Any]:
@@ -154,13 +153,11 @@ def _goodness(trial: TrialRow, higher_is_better: bool) -> float:
 
 
 def _within(tolerance: Tolerance, rated: Sequence[tuple[T, float]]) -> list[T]:
-    """Return the candidates whose goodness is within the tolerance of the best."""
     best = max((goodness for _, goodness in rated), default=0.0)
     return [candidate for candidate, goodness in rated if goodness >= best - tolerance.of(abs(best))]
 
 
 def _is_worse(seeds: SeedsResult | None, precision: str, *, higher_is_better: bool) -> bool:
-    """Return whether a precision is worse than fp32 over several seeds."""
     against = seeds.comparison(precision) if seeds is not None else None
     if against is None or against.conclusion != DIFFERENT:
         return False

@@ -1,8 +1,9 @@
-"""Results with everything that a page draws, and a search of any number of trials."""
+"""Results with everything that a page draws, a search of any number of trials, and a reader of HTML."""
 
 from __future__ import annotations
 
 import dataclasses
+from html.parser import HTMLParser
 
 from table_samples import COMPARE, FIT, SEARCH, training
 
@@ -11,6 +12,42 @@ from amp_track.results.search import SearchResult
 from amp_track.results.trial_row import TrialRow
 
 MEBIBYTE = 2**20
+
+
+class Reader(HTMLParser):
+    """Collects the tags, text and tables of HTML, and insists that every tag is closed in its place."""
+
+    def __init__(self, fragment: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.tables: list[list[list[str]]] = []
+        self.text = ""
+        self.feed(fragment)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in ("meta", "input", "br", "link"):
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.open and self.open[-1] in ("td", "th"):
+            self.tables[-1][-1][-1] += data
 
 
 def probe(trial: int, batch_size: int, *, fits: bool) -> TrialRow:

@@ -50,18 +50,6 @@ print("went on")
     assert (done.returncode, done.stdout) == (0, "went on\n")
 
 
-def read_to_the_end(terminal: int) -> bytes:
-    written = b""
-    while True:
-        try:
-            part = os.read(terminal, 10_000)
-        except OSError:  # Linux says so when the other end is closed
-            part = b""
-        if not part:
-            return written
-        written += part
-
-
 PROGRAM = """
 import time
 from amp_track.records.events import EpochEnded, Noted, Started, StepsDone, StepsRecorded
@@ -86,9 +74,14 @@ def on_a_terminal(columns: int, **variables: str) -> str:
     here, there = pty.openpty()
     termios.tcsetwinsize(there, (24, columns))
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(columns)} | variables
+    written = b""
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=there, stderr=there, env=environment) as process:
         os.close(there)
-        written = read_to_the_end(here)
+        try:
+            while part := os.read(here, 10_000):
+                written += part
+        except OSError:  # Linux says so when the other end is closed
+            pass
     os.close(here)
     assert process.returncode == 0
     return written.decode()
@@ -97,12 +90,11 @@ def on_a_terminal(columns: int, **variables: str) -> str:
 def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
     text = on_a_terminal(120)
     assert "[bold] is text\r\n" in text and "epoch 1/2  loss 0.5000\r\n" in text
-    assert "a [title]" in text and "75%" in text
-    assert "batch 64 fits" in text
-    assert "5 MiB" in text and "scale 32,768" in text and " steps/s" in text
+    assert all(part in text for part in ("a [title]", "75%", "batch 64 fits", "5 MiB", "scale 32,768", " steps/s"))
     after_last_bar = text[text.rindex("a [title]") :]
     assert "\x1b[2K" in after_last_bar, "its line is cleared"
     assert "\x1b[38;2;213;94;0mamp" in text or "\x1b[38;5;166mamp" in text, "a precision has its color"
+    assert not re.search(r"\x1b\[[0-9;]*38;", on_a_terminal(120, NO_COLOR="1"))
 
 
 @pytest.mark.parametrize("columns", [60, 79])
@@ -115,60 +107,39 @@ def test_a_narrow_terminal_shows_the_same_in_two_lines(columns: int) -> None:
     assert any(below.startswith("scale 32,768  batch 64 fits") for _, below in bars)
 
 
-def test_no_color_means_none() -> None:
-    assert not re.search(r"\x1b\[[0-9;]*38;", on_a_terminal(120, NO_COLOR="1"))
+TRAINED = JobResult(
+    status=JobStatus.FITS, metric=0.98765, steps=1235, skipped_steps=1, train_seconds=10, waited_seconds=4
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("job_result", "expected"),
     [
-        (
-            JobResult(status=JobStatus.FITS, peak_bytes=64_172_851, samples_per_second=12_345.4),
-            "bf16 batch 949    fits  61.2 MiB  12,345 samples/s  (why)",
-        ),
-        (
-            JobResult(status=JobStatus.OOM, phase="backward", peak_bytes=64_172_851),
-            "bf16 batch 949    oom  in backward  (why)",
-        ),
-        (
-            JobResult(
-                status=JobStatus.FITS, metric=0.98765, steps=1235, skipped_steps=1, train_seconds=10, waited_seconds=4
-            ),
-            "bf16 batch 949    fits  40% of the time waiting for data  accuracy 0.9877 after 1,234 optimizer steps"
-            "  (why)",
-        ),
+        (JobResult(status=JobStatus.FITS, peak_bytes=64_172_851, samples_per_second=12_345.4),
+         "fits  61.2 MiB  12,345 samples/s"),
+        (JobResult(status=JobStatus.OOM, phase="backward", peak_bytes=64_172_851), "oom  in backward"),
+        (TRAINED, "fits  40% of the time waiting for data  accuracy 0.9877 after 1,234 optimizer steps"),
     ],
-)
+)  # fmt: skip
 def test_a_job_in_one_line(job_result: JobResult, expected: str) -> None:
-    assert progress.job_result_line(JOB, job_result, metric_name="accuracy", why="why") == expected
-    assert progress.job_result_line(JOB, job_result).startswith(expected.split("  accuracy")[0].removesuffix("  (why)"))
+    line = f"bf16 batch 949    {expected}"
+    assert progress.job_result_line(JOB, job_result, metric_name="accuracy", why="why") == f"{line}  (why)"
+    assert progress.job_result_line(JOB, job_result).startswith(line.split("  accuracy")[0])
 
 
-def test_the_time_left_is_told_from_the_trainings_that_have_ended() -> None:
-    now = [100.0]
-    pace = progress.Pace(clock=lambda: now[0])
-    assert pace.next(4, 7) == "training 5 of 7", "those before it were made by another command"
-    now[0] += 90
-    assert pace.next(5, 7) == "training 6 of 7, about 0:03:00 left"
-    now[0] += 30
-    assert pace.next(6, 7) == "training 7 of 7, about 0:01:00 left"
-    now[0] += 60
-    assert pace.next(7, 7) == "training 8 of 7", "one that another search worker has made too"
-
-
-def test_what_other_workers_make_meanwhile_is_counted() -> None:
+@pytest.mark.parametrize(
+    ("deadline", "total", "calls"),
+    [
+        (1e9, 7, [(0, 4, "5 of 7"), (90, 5, "6 of 7, about 0:03:00 left"), (120, 6, "7 of 7, about 0:01:00 left"),
+                  (180, 7, "8 of 7")]),  # the first four by another command, the last by another worker too
+        (1e9, 12, [(0, 0, "1 of 12"), (60, 4, "5 of 12, about 0:02:00 left")]),  # other workers count
+        (90, 10, [(0, 0, "1 of 10"), (60, 1, "2 of 10, about 0:00:30 left"), (120, 2, "3 of 10, about 0:00:00 left")]),
+    ],
+)  # fmt: skip
+def test_the_time_left_is_told_from_the_trainings_that_have_ended(
+    deadline: float, total: int, calls: list[tuple[float, int, str]]
+) -> None:
     now = [0.0]
-    pace = progress.Pace(clock=lambda: now[0])
-    pace.next(0, 12)
-    now[0] += 60
-    assert pace.next(4, 12) == "training 5 of 12, about 0:02:00 left"
-
-
-def test_no_more_is_left_than_until_the_deadline() -> None:
-    now = [0.0]
-    pace = progress.Pace(90, clock=lambda: now[0])
-    pace.next(0, 10)
-    now[0] += 60
-    assert pace.next(1, 10).endswith("about 0:00:30 left")
-    now[0] += 60
-    assert pace.next(2, 10).endswith("about 0:00:00 left")
+    pace = progress.Pace(deadline, clock=lambda: now[0])
+    for now[0], made, expected in calls:
+        assert pace.next(made, total) == f"training {expected}"

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 from table_samples import COMPARE, FIT, SEARCH, comparison
 
 from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
+from amp_track.records.result import JobResult
 from amp_track.report.summary import answer, proof, tables
+from amp_track.results.compare import CompareResult
 from amp_track.results.max_batch import PrecisionResult
 from amp_track.results.search import SearchResult
+from amp_track.results.trial_row import TrialRow
 
 
 def test_a_search_says_what_to_train_with_and_how_it_compares() -> None:
     said = answer(SEARCH)
-    assert (
-        said.headline
-        == "amp at batch 128: as fast as fp32 (within 3 %), accuracy differs by +0.0210 over 3 seeds at batch 4096"
+    assert said.headline == (
+        "amp at batch 128: as fast as fp32 (within 3 %), accuracy differs by +0.0210 over 3 seeds at batch 4096"
     )
     assert said.more[0] == "The max batch at amp is 13,333, 1.2 × fp32's."
     assert said.command == "amp-track train experiments/digits.py --precision amp --batch-size 128"
@@ -29,22 +32,21 @@ def test_max_batches_alone_say_how_they_are_proven() -> None:
     said = answer(FIT)
     assert said.headline == "amp at batch 13,320: as fast as fp32 (within 3 %)"
     assert said.more[1] == (
-        "amp: batch 13,333 ran in 1 fresh process (a confirmation run of 12,345 steps) with a peak of 72 GiB; larger "
-        "batches were not tried (limit: --max-batch-size)."
-    ).replace("72 GiB", "72\u00a0GiB")
+        "amp: batch 13,333 ran in 1 fresh process (a confirmation run of 12,345 steps) with a peak of 72\u00a0GiB; "
+        "larger batches were not tried (limit: --max-batch-size)."
+    )
     assert "Batch 512 is as fast" in said.more[2]
-
-
-def test_a_failure_above_the_max_batch_is_part_of_its_proof() -> None:
     assert proof("fp32", FIT.precisions["fp32"]).endswith("batch 10,950 ran out of memory in evaluation.")
     assert proof("bf16", FIT.precisions["bf16"]).startswith("bf16: one sample needs")
 
 
-def test_where_nothing_fits_there_is_no_command() -> None:
+def test_where_nothing_is_proven_to_fit_there_is_no_command() -> None:
     nothing = PrecisionResult(max_batch=MaxBatch(0, 1, "memory"), probes=1, at_max_batch=None, run_id=None)
     said = answer(dataclasses.replace(FIT, precisions={"fp32": nothing}))
     assert said.headline.startswith("Nothing fits")
     assert said.command is None
+    said = answer(dataclasses.replace(FIT, precisions={}, unproven=("fp32",)))
+    assert said.headline == "No max batch is proven yet (fp32): run the same command again"
 
 
 def test_the_reference_says_that_nothing_is_faster() -> None:
@@ -53,12 +55,9 @@ def test_the_reference_says_that_nothing_is_faster() -> None:
 
 
 def test_a_comparison_answers_with_its_own_sentences() -> None:
-    by_name = dataclasses.replace(
-        comparison("optimizer"), values=("16", "adam"), answers=("one", "two"),
-        cells=tuple(
-            dataclasses.replace(cell, value="adam" if cell.value == "1024" else cell.value) for cell in COMPARE.cells
-        ),
-    )  # fmt: skip
+    names = {"16": "16", "1024": "adam"}
+    cells = tuple(dataclasses.replace(cell, value=names[cell.value]) for cell in COMPARE.cells)
+    by_name = dataclasses.replace(comparison("optimizer"), values=("16", "adam"), answers=("one", "two"), cells=cells)
     said = answer(by_name)
     assert (said.headline, said.more, said.command) == ("one", ("two",), None), (
         "which of two names is not for us to say"
@@ -81,30 +80,21 @@ def test_a_comparison_says_how_to_train_at_its_last_value() -> None:
     assert without_option.command == "amp-track train experiments/digits.py --precision amp"
 
 
-def test_every_result_has_a_name_and_tables() -> None:
-    assert [result.study for result in (FIT, SEARCH, COMPARE)] == ["digits", "digits", "s"]
+def test_every_result_has_tables() -> None:
     assert [len(tables(result)) for result in (FIT, SEARCH, COMPARE)] == [1, 2, 3]
-
-
-def test_what_is_not_proven_yet_is_not_said_not_to_fit() -> None:
-    said = answer(dataclasses.replace(FIT, precisions={}, unproven=("fp32",)))
-    assert said.headline == "No max batch is proven yet (fp32): run the same command again"
 
 
 def searched(*metrics: tuple[str, float, float]) -> SearchResult:
     """Return a search with one training for each precision, speed and metric."""
-    return dataclasses.replace(
-        SEARCH,
-        seeds=None,
-        trials=tuple(
-            dataclasses.replace(
-                trial,
-                precision=precision,
-                job_result=dataclasses.replace(trial.job_result, samples_per_second=speed, metric=metric),
-            )
-            for trial, (precision, speed, metric) in zip(SEARCH.trials, metrics, strict=False)
-        ),
-    )
+    trials = [
+        dataclasses.replace(
+            trial,
+            precision=precision,
+            job_result=dataclasses.replace(trial.job_result, samples_per_second=speed, metric=metric),
+        )
+        for trial, (precision, speed, metric) in zip(SEARCH.trials, metrics, strict=False)
+    ]
+    return dataclasses.replace(SEARCH, seeds=None, trials=tuple(trials))
 
 
 def test_trainings_that_diverged_are_no_answer() -> None:
@@ -120,32 +110,32 @@ def test_a_precision_that_is_fast_and_worse_is_not_said_to_be_slow() -> None:
     assert slow.headline.startswith("fp32 at batch 64: no faster with amp on this device")
 
 
+def changed(change: Callable[[TrialRow], JobResult], **settings: object) -> CompareResult:
+    """Return the comparison with other results of its trainings."""
+    cells = tuple(
+        dataclasses.replace(
+            cell, trainings=tuple(dataclasses.replace(each, job_result=change(each)) for each in cell.trainings)
+        )
+        for cell in COMPARE.cells
+    )
+    return dataclasses.replace(COMPARE, cells=cells, **settings)
+
+
 def test_seeds_that_one_precision_lacks_are_not_counted() -> None:
-    lost = dataclasses.replace(COMPARE.cells[4].trainings[0].job_result, metric=math.nan)
-    fp32 = COMPARE.cells[4]
-    assert (fp32.value, fp32.precision) == ("1024", "fp32")
-    first = dataclasses.replace(fp32.trainings[0], job_result=lost)
-    cells = list(COMPARE.cells)
-    cells[4] = dataclasses.replace(fp32, trainings=(first, *fp32.trainings[1:]))
-    assert answer(dataclasses.replace(COMPARE, cells=tuple(cells))).headline.endswith("over 2 seeds")
+    def lose_one(each: TrialRow) -> JobResult:
+        is_lost = each.run_id == "1024fp320"
+        return dataclasses.replace(each.job_result, metric=math.nan) if is_lost else each.job_result
+
+    assert answer(changed(lose_one)).headline.endswith("over 2 seeds")
 
 
 def test_made_up_data_has_no_loss_and_is_not_trained_on() -> None:
-    cells = tuple(
-        dataclasses.replace(
-            cell,
-            trainings=tuple(
-                dataclasses.replace(each, job_result=dataclasses.replace(each.job_result, metric=None))
-                for each in cell.trainings
-            ),
-        )
-        for cell in COMPARE.cells
-        if cell.precision in ("fp32", "bf16")
-    )
-    made_up = dataclasses.replace(
-        COMPARE, asked=Job(synthetic=True), precisions=("fp32", "bf16"), cells=cells, values=("1024",)
-    )
-    said = answer(made_up)
+    made_up = changed(
+        lambda each: dataclasses.replace(each.job_result, metric=None),
+        asked=Job(synthetic=True), precisions=("fp32", "bf16"), values=("1024",),
+    )  # fmt: skip
+    cells = tuple(cell for cell in made_up.cells if cell.precision in made_up.precisions)
+    said = answer(dataclasses.replace(made_up, cells=cells))
     assert said.headline == "fp32 at activation_width=1024: no faster with bf16"
     assert said.command is not None
     assert "--synthetic" not in said.command

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from amp_track.batch_search.memory_line import Point, line_through
 from amp_track.config.precisions import PRECISION_COLORS, PRECISIONS, REFERENCE
@@ -74,7 +74,6 @@ class Training:
 
 
 def new_axes(across: str, up: str) -> tuple[Figure, Axes]:
-    """Return an empty figure with space for labels on the right, and its axes."""
     figure = figures.new_figure(6.4, 4.0)
     # Fixed margins: a layout engine draws every plot twice (a quarter of the time of a simulated search).
     axes = figure.add_axes((_LEFT, _BOTTOM, 1 - _LABELS - _LEFT, 1 - _LABELS / 2 - _BOTTOM))
@@ -104,6 +103,11 @@ def _label_ends(axes: Axes, ends: Sequence[_End]) -> str:
     return ", ".join(name for _, _, name, _ in ends)
 
 
+def _plot(axes: Axes, points: Sequence[tuple[float, float]], style: str, color: str, **settings: Any) -> None:
+    if points:
+        axes.plot(*zip(*thinned(points, _MOST_POINTS), strict=True), style, color=color, **settings)
+
+
 def _in_order(precisions: Iterable[str]) -> list[tuple[str, str]]:
     """Return each precision once with its color, in the common drawing order."""
     known = set(precisions)
@@ -112,36 +116,31 @@ def _in_order(precisions: Iterable[str]) -> list[tuple[str, str]]:
 
 def memory(fitted: MaxBatchResult) -> Chart | None:
     """Draw memory over batch size: measurements, the fitted line, the budget, and failed probes."""
-    probes = [(probe, size) for probe in fitted.probes if (size := probe.measured_bytes)]
+    probes = [(probe, (probe.batch_size, size / MEBIBYTE)) for probe in fitted.probes if (size := probe.measured_bytes)]
     if not probes:
         return None
     figure, axes = new_axes("batch size", "peak memory, MiB")
     ends = []
     for name, color in _in_order(probe.precision for probe, _ in probes):
         fits, fails = (
-            {
-                probe.batch_size: size
-                for probe, size in probes
-                if probe.precision == name and probe.job_result.fits == is_fit
-            }
+            sorted(point for probe, point in probes if (probe.precision, probe.job_result.fits) == (name, is_fit))
             for is_fit in (True, False)
         )
-        axes.plot(list(fits), [size / MEBIBYTE for size in fits.values()], "o", color=color, markersize=4)
-        axes.plot(list(fails), [size / MEBIBYTE for size in fails.values()], "x", color=color, markersize=7)
-        if not fits:
-            continue
-        points = [Point(batch, size) for batch, size in sorted(fits.items())]
-        line = line_through(points, fitted.limit_bytes or points[-1].size_bytes)
-        if line is not None:
-            last = max([*fits, *fails])
-            axes.plot([0, last], [line.at(batch) / MEBIBYTE for batch in (0, last)], color=color, linewidth=0.9)
-        ends.append((float(points[-1].batch_size), points[-1].size_bytes / MEBIBYTE, name, color))
+        _plot(axes, fits, "o", color, markersize=4)
+        _plot(axes, fails, "x", color, markersize=7)
+        if fits:
+            points = [Point(batch, mebibytes * MEBIBYTE) for batch, mebibytes in dict(fits).items()]
+            line = line_through(points, fitted.limit_bytes or points[-1].size_bytes)
+            if line is not None:
+                ends_of_line = [(batch, line.at(batch) / MEBIBYTE) for batch in (0, max(fits + fails)[0])]
+                _plot(axes, ends_of_line, "-", color, linewidth=0.9)
+            ends.append((*fits[-1], name, color))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    most_bytes = max(size for _, size in probes)
+    height, most = (fitted.limit_bytes or 0) / MEBIBYTE, max(size for _, (_, size) in probes)
     # Free memory may be a hundred times the peaks of a small data set: its line would flatten everything else.
-    if fitted.limit_bytes and (fitted.job.memory_budget_bytes is not None or fitted.limit_bytes < 2 * most_bytes):
-        height, text = fitted.limit_bytes / MEBIBYTE, f"limit: {format_bytes(fitted.limit_bytes)}"
+    if height and (fitted.job.memory_budget_bytes is not None or height < 2 * most):
+        text = f"limit: {format_bytes(height * MEBIBYTE)}"
         axes.axhline(height, color=INK, linewidth=0.9, linestyle="--")
         axes.text(0.01, height, text, transform=axes.get_yaxis_transform(), va="bottom")
     names = _label_ends(axes, ends)
@@ -167,7 +166,7 @@ def predicted(fitted: MaxBatchResult) -> Chart | None:
     ends = []
     for name, color in _in_order(precision for precision, _ in known):
         points = [point for precision, point in known if precision == name]
-        axes.plot(*zip(*points, strict=True), "o", color=color, markersize=4)
+        _plot(axes, points, "o", color, markersize=4)
         ends.append((*max(points), name, color))
     most = max(max(axes.get_xlim()), max(axes.get_ylim()))
     axes.plot([0, most], [0, most], color=INK, linewidth=0.7, linestyle=":")
@@ -193,17 +192,14 @@ def speed(result: MaxBatchResult | SearchResult) -> Chart | None:
     ends = []
     for name, found in result.limits.precisions.items():
         color = PRECISION_COLORS[name]
-        if found.throughput:
-            axes.plot(*zip(*found.throughput, strict=True), "o-", color=color, markersize=4, linewidth=0.9)
-            ends.append((float(found.throughput[-1][0]), found.throughput[-1][1], name, color))
+        _plot(axes, found.throughput, "o-", color, markersize=4, linewidth=0.9)
+        ends += [(*found.throughput[-1], name, color)] if found.throughput else []
         own = [
             (trial.batch_size, speed)
             for trial in trials
             if trial.precision == name and (speed := trial.job_result.samples_per_second)
         ]
-        if own:
-            drawn = zip(*thinned(own, _MOST_POINTS), strict=True)
-            axes.plot(*drawn, "s", color=color, markersize=5, fillstyle="none")
+        _plot(axes, own, "s", color, markersize=5, fillstyle="none")
         if found.efficient_batch is not None:
             axes.plot(*found.efficient_batch, "D", color=color, markersize=8, fillstyle="none", markeredgewidth=1.6)
     if not ends:
@@ -218,21 +214,16 @@ def speed(result: MaxBatchResult | SearchResult) -> Chart | None:
     )
 
 
-def metric(trainings: Sequence[Training], name: str, *, setting: str, note: str) -> Chart | None:
-    """Draw the metric over a setting, with a line through the means of trainings with equal settings."""
-    points = [(training, training.setting) for training in trainings if training.setting is not None]
-    return _metric_chart(points, name, across=setting, what=setting, note=note)
+def metrics(trainings: Sequence[Training], name: str, *, setting: str, note: str) -> tuple[Chart | None, Chart | None]:
+    """Draw the metric over a setting, and over the wall time of a training."""
+    settings = [(training, training.setting) for training in trainings if training.setting is not None]
+    seconds = [(training, training.trial.job_result.wall_seconds) for training in trainings]
+    over_time = _metric(seconds, name, across="wall time, seconds", what="wall time", note=note)
+    return _metric(settings, name, across=setting, what=setting, note=note), over_time
 
 
-def metric_over_time(trainings: Sequence[Training], name: str, *, note: str) -> Chart | None:
-    """Draw the metric over the wall time of a training."""
-    points = [(training, training.trial.job_result.wall_seconds) for training in trainings]
-    return _metric_chart(points, name, across="wall time, seconds", what="wall time", note=note)
-
-
-def _metric_chart(
-    placed: Sequence[tuple[Training, float]], name: str, *, across: str, what: str, note: str
-) -> Chart | None:
+def _metric(placed: Sequence[tuple[Training, float]], name: str, *, across: str, what: str, note: str) -> Chart | None:
+    """Draw the metric; over a setting with a line through the means of trainings with equal settings."""
     rated = [(each, (place, height)) for each, place in placed if (height := each.trial.finite_metric) is not None]
     if not rated:
         return None
@@ -241,15 +232,14 @@ def _metric_chart(
     ends: list[_End] = []
     for precision, color in _in_order(training.trial.precision for training, _ in rated):
         points: _Points = sorted(point for training, point in rated if training.trial.precision == precision)
-        axes.plot(*zip(*thinned(points, _MOST_POINTS), strict=True), "o", color=color, markersize=5)
+        _plot(axes, points, "o", color, markersize=5)
         if is_joined:
             by_place = itertools.groupby(points, key=lambda point: point[0])
             points = [(place, fmean(height for _, height in here)) for place, here in by_place]
-            axes.plot(*zip(*thinned(points, _MOST_POINTS), strict=True), color=color, linewidth=0.7)
+            _plot(axes, points, "-", color, linewidth=0.7)
         ends.append((*points[-1], precision, color))
-    if best := sorted(point for training, point in rated if training.is_best):
-        ringed = zip(*thinned(best, _MOST_POINTS), strict=True)
-        axes.plot(*ringed, "o", color=INK, markersize=10, fillstyle="none", linewidth=0)
+    best = sorted(point for training, point in rated if training.is_best)
+    _plot(axes, best, "o", INK, markersize=10, fillstyle="none", linewidth=0)
     places = [place for _, (place, _) in rated]
     if not is_joined:
         axes.set_xlim(left=0)
@@ -283,8 +273,7 @@ def scales(trainings: Sequence[Training], *, by: str = "") -> Chart | None:
         steps, sizes = zip(*thinned(history, _MOST_POINTS), strict=True)
         axes.step(steps, sizes, where="post", color=color, alpha=opacity, linewidth=1.2)
         falls = [now for before, now in itertools.pairwise(history) if now[1] < before[1]]
-        if falls:
-            axes.plot(*zip(*thinned(falls, _MOST_POINTS), strict=True), "v", color=color, alpha=opacity, markersize=5)
+        _plot(axes, falls, "v", color, alpha=opacity, markersize=5)
         ends.append((float(steps[-1]), sizes[-1], training.label, color))
     _label_ends(axes, ends)
     skipped = sum(training.trial.job_result.skipped_steps for training, _ in scaled)

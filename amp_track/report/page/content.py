@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from amp_track.config.job import Job
@@ -13,7 +13,7 @@ from amp_track.report import summary as answers
 from amp_track.report.page import charts
 from amp_track.report.page.charts import Chart, Training
 from amp_track.report.summary import Answer, Result
-from amp_track.report.table import Column, Row, Table
+from amp_track.report.table import Row, Table
 from amp_track.report.wording import title
 from amp_track.results.compare import CompareResult, as_numbers
 from amp_track.results.max_batch import MaxBatchResult
@@ -21,14 +21,14 @@ from amp_track.results.search import SearchResult
 from amp_track.results.trial_row import TrialRow
 
 _COMPARED, _SEEDS, _SCALES = "Comparison of precisions", "Several seeds", "GradScaler"
+_RATE = "learning rate"
+_NO_RATE = {_RATE: ""}
 _POINTS = 12
 """The font size in charts; a phone scales it to nine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of the page."""
-
     heading: str
     lines: tuple[str, ...]
     tables: tuple[Table, ...]
@@ -37,19 +37,17 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """The report page of a study."""
-
     result: Result
     subtitle: str
     answer: Answer
     sections: tuple[Section, ...]
-    columns: tuple[Column, ...]
+    headings: tuple[str, ...]
+    """Of the table of trials."""
     trials: tuple[tuple[Row, str], ...]
     """The cells of each trial, and the id of its MLflow run."""
 
 
 def page_of(result: Result) -> Page:
-    """Return the report page of a study."""
     with figures.plain_text(points=_POINTS):
         match result:
             case CompareResult():
@@ -58,13 +56,13 @@ def page_of(result: Result) -> Page:
                 sections, subtitle = _of_search(result), title(result.limits)
             case _:
                 sections, subtitle = _of_max_batch(result), title(result)
-        columns, rows = _trials(result)
+        headings, rows = _trials(result)
         return Page(
             result=result,
             subtitle=subtitle,
             answer=answers.answer(result),
             sections=tuple(section for section in sections if section.tables or section.charts or section.lines),
-            columns=columns,
+            headings=headings,
             trials=rows,
         )
 
@@ -91,9 +89,9 @@ def _of_limits(result: MaxBatchResult) -> Iterator[Section]:
 
 
 def _of_search(result: SearchResult) -> Iterator[Section]:
-    name = result.metric_name
+    name, front = result.metric_name, frozenset(result.pareto)
     drawn = [
-        Training(trial=each, label=f"batch {each.batch_size}", setting=each.batch_size, is_best=_is_best(result, each))
+        Training(trial=each, label=f"batch {each.batch_size}", setting=each.batch_size, is_best=each.number in front)
         for each in result.trials
     ]
     note = f"{_same(result.limits.job)} Ringed: no other training is both better and faster (samples/s)."
@@ -102,27 +100,18 @@ def _of_search(result: SearchResult) -> Iterator[Section]:
     yield _section(
         "Speed and metric",
         charts.speed(result),
-        charts.metric(drawn, name, setting="batch size", note=note),
-        charts.metric_over_time(drawn, name, note=note),
+        *charts.metrics(drawn, name, setting="batch size", note=note),
     )
     if result.seeds is not None:
         yield _section(_SEEDS, charts.seeds(name, result.seeds), search.seeds_table(result.seeds, name))
     yield _section(_SCALES, charts.scales(drawn))
 
 
-def _is_best(result: SearchResult, trial: TrialRow) -> bool:
-    return trial.number in result.pareto
-
-
 def _of_compare(result: CompareResult) -> Iterator[Section]:
     table, *over_seeds = compare.tables(result)
     name, drawn, note = result.metric_name, _compared(result), _same(result.job)
     yield _section(_COMPARED, table, *_measures(result))
-    yield _section(
-        "Metric",
-        charts.metric(drawn, name, setting=result.option or "", note=note),
-        charts.metric_over_time(drawn, name, note=note),
-    )
+    yield _section("Metric", *charts.metrics(drawn, name, setting=result.option or "", note=note))
     if over_seeds:
         of_seeds = (charts.seeds(name, result.seeds_at(value), where=result.at(value)) for value in result.values)
         yield _section(_SEEDS, *over_seeds, *of_seeds)
@@ -130,7 +119,6 @@ def _of_compare(result: CompareResult) -> Iterator[Section]:
 
 
 def _measures(result: CompareResult) -> Iterator[Chart]:
-    """Yield a chart of speed and one of memory."""
     for measure in plots.measures(result):
         figure, axes = charts.new_axes("", "")
         plots.draw_measure(axes, result, measure)
@@ -156,76 +144,58 @@ def _same(job: Job) -> str:
     return f"Same {'epochs' if job.steps is None else 'steps'} for all."
 
 
-def _trials(result: Result) -> tuple[tuple[Column, ...], tuple[tuple[Row, str], ...]]:
-    """Return the columns that are not empty, and for each trial its cells and the id of its MLflow run."""
-    # The setting that varies besides precision and batch size.
-    setting = (result.option or "") if isinstance(result, CompareResult) else "learning rate"
-    columns = (
-        Column("part", key=True),
-        Column("trial", right=True),
-        Column("precision"),
-        Column("batch", right=True),
-        Column(setting, right=True),
-        Column("status"),
-        Column("metric", right=True),
-        Column("samples/s", right=True),
-        Column("seconds", right=True),
-        Column("MiB", right=True),
-        Column("predicted MiB", right=True),
-        Column("optimizer steps", right=True),
-        Column("skipped steps", right=True),
-        Column("final scale", right=True),
-        Column("why"),
-    )
+def _trials(result: Result) -> tuple[tuple[str, ...], tuple[tuple[Row, str], ...]]:
+    """Return the headings of the columns that are not empty, and for each trial its cells and its MLflow run."""
     rows = list(_rows(result))
-    shown = [place for place in range(len(columns)) if any(cells[place] for cells, _ in rows)]
-    return tuple(columns[place] for place in shown), tuple(
-        (tuple(cells[place] for place in shown), run_id) for cells, run_id in rows
-    )
+    headings = [heading for heading in rows[0][0] if any(cells[heading] for cells, _ in rows)] if rows else []
+    return tuple(headings), tuple((tuple(cells[name] for name in headings), run_id) for cells, run_id in rows)
 
 
-def _rows(result: Result) -> Iterator[tuple[Row, str]]:
-    """Yield the probes, the trainings, and the trainings over seeds."""
+def _rows(result: Result) -> Iterator[tuple[dict[str, str], str]]:
+    """Yield the probes, the trainings, and the trainings over seeds: text by heading, and the run."""
     if isinstance(result, CompareResult):
         for cell in result.cells:
             for each in cell.trainings:
-                yield _row("compare", each, setting=cell.value, why=f"seed {each.seed}")
+                yield _row("compare", each, f"seed {each.seed}", setting={result.option or "": cell.value})
         return
     for each in result.limits.probes:
-        yield _row("max-batch", each, why=f"{each.kind}: {each.reason}")
+        yield _row("max-batch", each, f"{each.kind}: {each.reason}")
     if isinstance(result, SearchResult):
+        front = frozenset(result.pareto)
         varies = len({each.learning_rate for each in result.trials}) > 1
         for each in result.trials:
-            learning_rate = _number(each.learning_rate if varies else None, ".3g")
-            why = "on the Pareto front" if _is_best(result, each) else ""
-            yield _row("train", each, setting=learning_rate, why=why)
+            setting = {_RATE: _number(each.learning_rate if varies else None, ".3g")}
+            yield _row("train", each, "on the Pareto front" if each.number in front else "", setting=setting)
         for each in result.seeds.trainings if result.seeds is not None else ():
-            yield _row("seeds", each, why=f"seed {each.seed}")
+            yield _row("seeds", each, f"seed {each.seed}")
 
 
-def _row(part: str, trial: TrialRow, *, setting: str = "", why: str) -> tuple[Row, str]:
+def _row(part: str, trial: TrialRow, why: str, *, setting: Mapping[str, str] = _NO_RATE) -> tuple[dict[str, str], str]:
+    """Return one trial; `setting` is what varies besides precision and batch size."""
     job_result, scale = trial.job_result, trial.job_result.scale
-    cells = (
-        part,
-        _number(trial.number, "d"),
-        trial.precision,
-        str(trial.batch_size),
-        setting,
-        job_result.ended,
-        _number(job_result.metric, ".4f"),
-        _number(job_result.samples_per_second, ".0f"),
-        _number(job_result.wall_seconds, ".1f"),
-        _number(job_result.peak_bytes, ".1f", MEBIBYTE),
-        _number(trial.predicted_bytes, ".1f", MEBIBYTE),
-        str(job_result.optimizer_steps) if job_result.fits else "",
-        str(job_result.skipped_steps) if scale is not None else "",
-        _number(scale.final if scale is not None else None, "g"),
-        why,
-    )
+    cells = {
+        "part": part,
+        "trial": _number(trial.number, "d"),
+        "precision": trial.precision,
+        "batch": str(trial.batch_size),
+        **setting,
+        "status": job_result.ended,
+        "metric": _number(job_result.metric, ".4f"),
+        "samples/s": _number(job_result.samples_per_second, ".0f"),
+        "seconds": _number(job_result.wall_seconds, ".1f"),
+        "MiB": _mebibytes(job_result.peak_bytes),
+        "predicted MiB": _mebibytes(trial.predicted_bytes),
+        "optimizer steps": str(job_result.optimizer_steps) if job_result.fits else "",
+        "skipped steps": str(job_result.skipped_steps) if scale is not None else "",
+        "final scale": _number(scale.final if scale is not None else None, "g"),
+        "why": why,
+    }
     return cells, trial.run_id
 
 
-def _number(value: float | None, form: str, unit: int | None = None) -> str:
-    if value is None or not math.isfinite(value):
-        return ""
-    return format(value if unit is None else value / unit, form)
+def _number(value: float | None, form: str) -> str:
+    return format(value, form) if value is not None and math.isfinite(value) else ""
+
+
+def _mebibytes(size_bytes: int | None) -> str:
+    return f"{size_bytes / MEBIBYTE:.1f}" if size_bytes is not None else ""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from html.parser import HTMLParser
 
 import pytest
 from markdown_it import MarkdownIt
-from page_samples import PROBED, RESULTS, SEARCHED, search_of
+from page_samples import PROBED, RESULTS, SEARCHED, Reader, search_of
 
 from amp_track.records.result import JobResult, JobStatus
+from amp_track.report.page.charts import Chart
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import note_markdown, page_html, page_markdown
 from amp_track.report.summary import Result
@@ -19,42 +19,18 @@ UI = "http://127.0.0.1:5000"
 HOSTILE = '</script><script>alert(1)</script> | [x](javascript:0) <b> & "q" `c`'
 
 
-class Reader(HTMLParser):
-    """Collects what a page holds, and fails on tags that are not closed in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "input", "br", "link"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def read(result: Result) -> Reader:
-    reader = Reader()
-    reader.feed(page_html(page_of(result), ui=UI))
-    assert reader.open == []
-    return reader
+    return Reader(page_html(page_of(result), ui=UI))
+
+
+def charts_of(result: Result) -> dict[str, Chart]:
+    return {chart.title: chart for section in page_of(result).sections for chart in section.charts}
 
 
 @pytest.mark.parametrize("kind", RESULTS)
 def test_the_page_holds_answer_charts_and_trials_and_asks_for_nothing(kind: str) -> None:
     page = read(RESULTS[kind])
-    said = page_of(RESULTS[kind]).answer
-    assert said.headline in page.text
+    assert page_of(RESULTS[kind]).answer.headline in page.text
     charts = [attributes for tag, attributes in page.tags if tag == "svg"]
     assert len(charts) == {"max-batch": 3, "search": 7, "compare": 7}[kind]
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in charts)
@@ -65,29 +41,18 @@ def test_the_page_holds_answer_charts_and_trials_and_asks_for_nothing(kind: str)
         assert not any(name.startswith("on") for name in attributes), "no script in an attribute"
         assert "src" not in attributes
         if tag == "a":
-            assert (attributes["href"] or "").startswith(UI)
-
-
-def test_no_two_elements_have_the_same_id() -> None:
-    ids = [attributes["id"] for _, attributes in read(SEARCHED).tags if "id" in attributes]
+            assert attributes["href"].startswith(UI)
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
 
 
 def test_a_comparison_without_numbers_has_no_chart_over_its_option() -> None:
-    by_name = dataclasses.replace(
-        RESULTS["compare"],
-        values=("small", "large"),
-        cells=tuple(
-            dataclasses.replace(cell, value={"16": "small", "1024": "large"}[cell.value])
-            for cell in RESULTS["compare"].cells
-        ),
-    )
-    titles = [chart.title for section in page_of(by_name).sections for chart in section.charts]
-    assert "Accuracy against wall time" in titles
-    assert "Accuracy against activation_width" not in titles
-    assert [chart.title for section in page_of(RESULTS["compare"]).sections for chart in section.charts].count(
-        "Accuracy against activation_width"
-    ) == 1
+    compared, names = RESULTS["compare"], {"16": "small", "1024": "large"}
+    cells = tuple(dataclasses.replace(cell, value=names[cell.value]) for cell in compared.cells)
+    by_name = dataclasses.replace(compared, values=("small", "large"), cells=cells)
+    assert "Accuracy against wall time" in charts_of(by_name)
+    assert "Accuracy against activation_width" not in charts_of(by_name)
+    assert "Accuracy against activation_width" in charts_of(compared)
 
 
 def test_where_the_first_seed_failed_the_scale_of_another_is_drawn() -> None:
@@ -99,10 +64,8 @@ def test_where_the_first_seed_failed_the_scale_of_another_is_drawn() -> None:
         )
         for cell in compared.cells
     )
-    charts = [
-        chart for section in page_of(dataclasses.replace(compared, cells=cells)).sections for chart in section.charts
-    ]
-    (scale,) = [chart for chart in charts if chart.title.startswith("Scale history")]
+    charts = charts_of(dataclasses.replace(compared, cells=cells))
+    (scale,) = [chart for title, chart in charts.items() if title.startswith("Scale history")]
     assert "of 2 trainings" in scale.alt, "one of each value"
 
 
@@ -113,11 +76,8 @@ def test_every_precision_has_its_color_and_its_name() -> None:
 
 
 def test_what_people_wrote_is_shown_and_not_run() -> None:
-    hostile = dataclasses.replace(
-        SEARCHED,
-        metric_name=HOSTILE,
-        limits=dataclasses.replace(PROBED, job=dataclasses.replace(PROBED.job, workload=HOSTILE), study=HOSTILE),
-    )
+    limits = dataclasses.replace(PROBED, job=dataclasses.replace(PROBED.job, workload=HOSTILE), study=HOSTILE)
+    hostile = dataclasses.replace(SEARCHED, metric_name=HOSTILE, limits=limits)
     page = read(hostile)
     assert sum(tag == "script" for tag, _ in page.tags) == 1
     assert not any(tag == "b" for tag, _ in page.tags)
@@ -128,20 +88,16 @@ def test_what_people_wrote_is_shown_and_not_run() -> None:
 
 
 @pytest.mark.parametrize("kind", RESULTS)
-def test_the_markdown_has_the_same_tables(kind: str) -> None:
+def test_the_markdown_has_the_same_tables_and_the_description_of_a_run_is_short(kind: str) -> None:
     page = page_of(RESULTS[kind])
     rendered = MarkdownIt().enable("table").render(page_markdown(page, ui=UI))
     tables = [table for section in page.sections for table in section.tables]
     assert rendered.count("<table>") == len(tables)
     assert rendered.count("<tr>") == sum(len(table.rows) + 1 for table in tables)
-
-
-@pytest.mark.parametrize("kind", RESULTS)
-def test_the_description_of_a_run_is_short_and_its_links_hold_on_any_server(kind: str) -> None:
     note = note_markdown(RESULTS[kind])
     assert len(note) < 5000, "MLflow takes 8,000"
     assert ("](/#/experiments/1/runs?" in note) == (kind != "max-batch"), "a fit has no trainings to compare"
-    assert UI not in note
+    assert UI not in note, "its links hold on any server"
 
 
 @pytest.mark.nightly
