@@ -23,7 +23,7 @@ from amp_track.tracking import Tracker
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 
-LOSSES = st.floats(-1e6, 1e6)
+LOSSES = StepsRecorded(first_step=1, losses=(2.0, 1.0, 0.5))
 
 
 @pytest.fixture
@@ -43,22 +43,17 @@ def pixels_of(plot: Image.Image, colour: tuple[int, int, int]) -> int:
     return int((distance < 12).sum())
 
 
-@given(st.lists(LOSSES, max_size=300), st.integers(1, 40).map(lambda half: 2 * half))
+@given(st.lists(st.floats(-1e6, 1e6), max_size=300), st.integers(1, 40).map(lambda half: 2 * half))
 def test_thinned_points_are_few_of_them_in_order_and_keep_the_extremes(losses: list[float], most: int) -> None:
     points = list(enumerate(losses, start=1))
     kept = thinned(points, most)
     assert len(kept) <= most
     assert kept == sorted(kept)
     assert set(kept) <= set(points)
+    assert kept == points or len(points) > most
     if losses:
         values = [value for _, value in kept]
         assert (min(values), max(values)) == (min(losses), max(losses))
-
-
-@given(st.lists(LOSSES, min_size=1, max_size=40))
-def test_few_points_are_left_as_they_are(losses: list[float]) -> None:
-    points = list(enumerate(losses))
-    assert thinned(points, 40) == points
 
 
 def test_a_training_leaves_its_curves(client: mlflow.MlflowClient) -> None:
@@ -83,39 +78,35 @@ def test_a_probe_leaves_none(client: mlflow.MlflowClient) -> None:
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, TargetFailed])
+@pytest.mark.parametrize("events", [[], [LOSSES]], ids=["without steps", "with steps"])
 def test_a_training_that_is_cut_short_leaves_what_there_is(
-    client: mlflow.MlflowClient, ending: type[BaseException]
+    client: mlflow.MlflowClient, ending: type[BaseException], events: list[StepsRecorded]
 ) -> None:
-    def train_until(*events: StepsRecorded) -> Iterator[str]:
-        with (
-            Tracker(stores()["tracking_uri"]).run("short", tags={}) as run,
-            kept_curves(run, "fp32", "accuracy", steps_per_epoch=5) as curves,
-        ):
-            yield run.run_id
-            for event in events:
-                curves.add(event)
-            raise ending("now")
-
-    training = train_until(StepsRecorded(first_step=1, losses=(2.0, 1.0, 0.5)))
-    run_id = next(training)
-    with pytest.raises(ending, match="now"):
-        next(training)
-    assert plot_of(client, run_id).width > 600
-    training = train_until()
-    run_id = next(training)
-    with pytest.raises(ending, match="now"):
-        next(training)
-    assert client.list_artifacts(run_id) == []
-
-
-def test_a_plot_that_cannot_be_drawn_is_warned_of_and_ends_no_training(
-    client: mlflow.MlflowClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        Tracker(stores()["tracking_uri"]).run("odd", tags={}) as run,
-        kept_curves(run, "$\\frac$", "q", steps_per_epoch=5) as curves,
+    with (  # noqa: PT012
+        pytest.raises(ending, match="now"),
+        Tracker(stores()["tracking_uri"]).run("short", tags={}) as run,
+        kept_curves(run, "fp32", "accuracy", steps_per_epoch=5) as curves,
     ):
-        curves.add(StepsRecorded(first_step=1, losses=(2.0,)))
+        for event in events:
+            curves.add(event)
+        raise ending("now")
+    assert len(client.list_artifacts(run.run_id)) == len(events)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_plot_that_cannot_be_drawn_is_warned_of_and_ends_no_training(
+    client: mlflow.MlflowClient, caplog: pytest.LogCaptureFixture, is_late: bool
+) -> None:
+    with LatePlots() as plots:
+        later = plots if is_late else None
+        with (
+            Tracker(stores()["tracking_uri"]).run("odd", tags={}) as run,
+            kept_curves(run, "$\\frac$", "q", steps_per_epoch=5, later=later) as curves,
+        ):
+            curves.add(LOSSES)
+        assert len(caplog.records) == (not is_late)
+        with plots.drawn_beside():
+            pass
     assert client.get_run(run.run_id).info.status == "FINISHED"
     assert client.list_artifacts(run.run_id) == []
     (warning,) = caplog.records
@@ -135,7 +126,7 @@ def train_late(runs: int, ending: type[BaseException] | None) -> Iterator[tuple[
                 kept_curves(run, "fp32", "accuracy", steps_per_epoch=5, later=plots) as curves,
                 plots.drawn_beside(),
             ):
-                curves.add(StepsRecorded(first_step=1, losses=(2.0, 1.0)))
+                curves.add(LOSSES)
                 made.append(run.run_id)
                 if ending is not None and number == runs - 1:
                     raise ending("now")
@@ -144,9 +135,8 @@ def train_late(runs: int, ending: type[BaseException] | None) -> Iterator[tuple[
 
 def test_a_studys_plots_are_drawn_beside_its_next_job_and_the_last_at_its_end(client: mlflow.MlflowClient) -> None:
     threads = set(threading.enumerate())  # of other tests, too, which may end meanwhile
-    training = train_late(3, None)
     made: list[str] = []
-    for run_id, drawn in training:
+    for run_id, drawn in train_late(3, None):
         assert drawn == made, "those before it"
         assert set(threading.enumerate()) <= threads
         made.append(run_id)
@@ -162,24 +152,6 @@ def test_a_study_that_is_cut_short_leaves_every_plot(client: mlflow.MlflowClient
     assert len(runs) == 3
     assert all(plot_of(client, run.info.run_id).width > 600 for run in runs)
     assert {run.info.status for run in runs} == {"FINISHED", "KILLED" if ending is KeyboardInterrupt else "FAILED"}
-
-
-def test_a_plot_that_fails_beside_a_job_is_warned_of_too(
-    client: mlflow.MlflowClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    tracker = Tracker(stores()["tracking_uri"])
-    with LatePlots() as plots:
-        with (
-            tracker.run("odd", tags={}) as run,
-            kept_curves(run, "$\\frac$", "q", steps_per_epoch=5, later=plots) as curves,
-        ):
-            curves.add(StepsRecorded(first_step=1, losses=(2.0,)))
-        assert caplog.records == []
-        with plots.drawn_beside():
-            pass
-        (warning,) = caplog.records
-    assert warning.getMessage().startswith(f"curves.png of run {run.run_id} is missing: ValueError: ")
-    assert len(caplog.records) == 1
 
 
 def test_a_resumed_run_draws_all_of_it(client: mlflow.MlflowClient) -> None:
@@ -200,9 +172,8 @@ def test_a_resumed_run_draws_all_of_it(client: mlflow.MlflowClient) -> None:
         with kept_curves(resumed, "fp32", "accuracy", steps_per_epoch=5) as curves:
             for event in halves[1]:
                 curves.add(event)
-    expected = plot_of(client, whole.run_id).tobytes()
-    assert plot_of(client, resumed.run_id).tobytes() == expected
-    assert plot_of(client, first.run_id).tobytes() == expected, "it is the same run"
+    assert plot_of(client, resumed.run_id).tobytes() == plot_of(client, whole.run_id).tobytes()
+    assert resumed.run_id == first.run_id
 
 
 @pytest.mark.parametrize("losses", [(math.nan,) * 5, (math.inf, 1.0, 100.0, math.nan), (0.0, -3.0, 1e30), (1e-30, 1.0)])
@@ -210,15 +181,10 @@ def test_a_resumed_run_draws_all_of_it(client: mlflow.MlflowClient) -> None:
 def test_losses_and_scales_of_any_kind_are_drawn(losses: tuple[float, ...], scale: float | None) -> None:
     curves = Curves("amp", "accuracy")
     curves.add(Started(settings=(), scale=scale))
+    assert not curves.draw(Path("curves.png")), "without steps"
+    assert not Path("curves.png").exists()
     curves.add(StepsRecorded(first_step=1, losses=losses, scale_changes=((2, 0.5),) if scale else ()))
     curves.add(EpochEnded(epoch=1, step=len(losses), train_loss=losses[0], eval_loss=math.nan, metric=math.nan))
     assert curves.draw(Path("curves.png"))
     with Image.open("curves.png") as plot:
         assert plot.width > 600
-
-
-def test_without_steps_there_is_no_plot() -> None:
-    curves = Curves("amp", "accuracy")
-    curves.add(Started(settings=(), scale=65536.0))
-    assert not curves.draw(Path("curves.png"))
-    assert not Path("curves.png").exists()

@@ -1,21 +1,33 @@
 """Addresses of pages of MLflow's UI; tests/browser opens them."""
 
+import dataclasses
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from report.table_samples import COMPARE, FIT, SEARCH
 
 from amp_track.report import links
 from amp_track.report.links import Page, Pages
-from amp_track.results.search import SearchResult
+from amp_track.report.summary import Result
 
 UI = "http://127.0.0.1:5000"
 
 
-def test_the_best_training_of_each_precision_stands_beside_the_others() -> None:
-    *_, page = links.pages(SEARCH, UI).values()
-    asked = parse_qs(urlsplit(urlsplit(page).fragment).query)
-    assert asked["runs"] == ['["trial0","trial2"]']
-    assert asked["experiments"] == ['["1"]']
+def asked(page: str) -> dict[str, list[str]]:
+    return parse_qs(urlsplit(urlsplit(page).fragment).query)
+
+
+@pytest.mark.parametrize(
+    ("result", "runs"),
+    [
+        (SEARCH, '["trial0","trial2"]'),  # the best of each precision
+        (COMPARE, '["1024fp320","1024tf320","1024amp0"]'),  # at the last value, where bf16 ran out of memory
+    ],
+)
+def test_the_best_training_of_each_precision_stands_beside_the_others(result: Result, runs: str) -> None:
+    *_, page = links.pages(result, UI).values()
+    assert asked(page)["runs"] == [runs]
+    assert asked(page)["experiments"] == ['["1"]']
 
 
 def test_a_fit_has_a_run_and_no_trainings_to_compare() -> None:
@@ -25,21 +37,11 @@ def test_a_fit_has_a_run_and_no_trainings_to_compare() -> None:
     ]
 
 
-def test_a_comparison_has_its_last_value_side_by_side() -> None:
-    *_, page = links.pages(COMPARE, UI).values()
-    asked = parse_qs(urlsplit(urlsplit(page).fragment).query)
-    assert asked["runs"] == ['["1024fp320","1024tf320","1024amp0"]'], "bf16 ran out of memory there"
-
-
 def test_the_chart_is_of_the_trainings_under_the_run_of_the_study() -> None:
-    found = SearchResult(
-        limits=FIT, metric_name="accuracy", higher_is_better=True, workload_batch_size=64, trials=(), pareto=()
-    )
-    _, _, page = links.pages(found, UI).values()
-    assert parse_qs(urlsplit(urlsplit(page).fragment).query)["viewStateShareKey"] == ["parent"]
-    page = links.filtered_trainings(UI, "1", "parent")
-    (asked,) = parse_qs(urlsplit(urlsplit(page).fragment).query)["searchFilter"]
-    assert asked == "tags.`mlflow.parentRunId` = 'parent' AND tags.`amp_track.kind` = 'train'"
+    _, _, page = links.pages(dataclasses.replace(SEARCH, trials=()), UI).values()
+    assert asked(page)["viewStateShareKey"] == ["parent"]
+    (shown,) = asked(links.filtered_trainings(UI, "1", "parent"))["searchFilter"]
+    assert shown == "tags.`mlflow.parentRunId` = 'parent' AND tags.`amp_track.kind` = 'train'"
 
 
 def test_the_addresses_of_a_study_stand_in_one_column() -> None:
@@ -51,9 +53,6 @@ def test_the_addresses_of_a_study_stand_in_one_column() -> None:
 
 def test_without_a_study_those_there_are_are_named_twenty_at_most() -> None:
     page = (Page("all runs", "http://x/1"),)
-    assert Pages(None, page, ("one",)).lines[1:] == [
-        "No study yet. Create one with amp-track max-batch.",
-        "Press Ctrl-C to stop one",
-    ]
+    assert Pages(None, page, ("one",)).lines[1] == "No study yet. Create one with amp-track max-batch."
     names = tuple(f"s{number}" for number in range(22))
     assert Pages(None, page, ("one",), names).lines[1].endswith(": " + ", ".join(names[:20]) + " and 2 more")

@@ -25,37 +25,36 @@ def planned(precision: str, *, max_batch: int = 640, workspace_mib: int = 0) -> 
     trace = dataclasses.replace(step_of(8, [20 * MIB]).with_next_step(), samples=8, flops=100, half_flops=90)
     peak = predict_peak(trace)
     more = dataclasses.replace(peak, reserved_bytes=peak.reserved_bytes + workspace_mib * MIB)
-    max_batch = PlannedMaxBatch(
-        target=CARD.name,
-        batch_size=max_batch,
-        bound="memory",
-        peak=peak if max_batch else None,
-        at_one_bytes=None if max_batch else 2**31,
-        way=Way(micro_batch=512, grad_accum=2, peak=peak) if max_batch else None,
-    )
-    max_batches = () if precision in dict(CARD.lacks) else (max_batch,)
+    found = PlannedMaxBatch(target=CARD.name, batch_size=0, bound="memory", peak=None, at_one_bytes=2**31)
+    if max_batch:
+        way = Way(micro_batch=512, grad_accum=2, peak=peak)
+        found = dataclasses.replace(found, batch_size=max_batch, peak=peak, at_one_bytes=None, way=way)
     return PrecisionPlan(
-        precision=precision, batch_size=8, peak=peak, peak_with_workspaces=more, trace=trace, max_batches=max_batches
-    )
+        precision=precision, batch_size=8, peak=peak, peak_with_workspaces=more, trace=trace,
+        max_batches=() if precision in dict(CARD.lacks) else (found,),
+    )  # fmt: skip
 
 
 def result_of(*plans: PrecisionPlan, variants: int = 1, effective_batch_size: int | None = None) -> PlanResult:
     report = PlanReport(workload="any.py", precisions=plans)
     changes = [() if index == 0 else (("depth", str(index)),) for index in range(variants)]
     return PlanResult(
-        variants=tuple(Variant(changes=change, report=report) for change in changes),
-        targets=(CARD,),
+        variants=tuple(Variant(changes=change, report=report) for change in changes), targets=(CARD,),
         effective_batch_size=effective_batch_size,
-    )
+    )  # fmt: skip
 
 
-def named(result: PlanResult, title: str) -> Table | None:
-    return next((table for table in plan_tables(result) if table.title.startswith(title)), None)
+def named(result: PlanResult, title: str) -> Table:
+    (table,) = [table for table in plan_tables(result) if table.title.startswith(title)]
+    return table
+
+
+def has_table(result: PlanResult, title: str) -> bool:
+    return any(table.title.startswith(title) for table in plan_tables(result))
 
 
 def test_a_precision_that_a_gpu_lacks_says_why() -> None:
     max_batches = named(result_of(planned("fp32"), planned("bf16")), "any.py")
-    assert max_batches is not None
     assert [row[1:] for row in max_batches.sections[0]] == [
         ("fp32", "640", "40 MiB", "28 MiB", "memory"),
         ("bf16", "–", "–", "–", "too old"),
@@ -63,29 +62,24 @@ def test_a_precision_that_a_gpu_lacks_says_why() -> None:
 
 
 def test_variants_are_named_and_without_any_there_is_no_column_for_them() -> None:
-    one, two = (named(result_of(planned("fp32"), variants=count), "any.py") for count in (1, 2))
-    assert one is not None
-    assert two is not None
-    assert [column.heading for column in one.columns][:2] == ["GPU or budget", "precision"]
-    assert [row[1] for row in two.sections[0]] == ["as it is", "depth=1"]
-    assert named(result_of(planned("fp32")), "predicted peak at") is None
-    assert named(result_of(planned("fp32"), variants=2), "predicted peak at batch 8") is not None
+    alone, both = result_of(planned("fp32")), result_of(planned("fp32"), variants=2)
+    assert [column.heading for column in named(alone, "any.py").columns][:2] == ["GPU or budget", "precision"]
+    assert [row[1] for row in named(both, "any.py").sections[0]] == ["as it is", "depth=1"]
+    assert not has_table(alone, "predicted peak at")
+    assert has_table(both, "predicted peak at batch 8")
 
 
 def test_ways_say_batch_and_work() -> None:
     result = result_of(planned("fp32"), effective_batch_size=1024)
     ways = named(result, "ways to reach an effective batch of 1,024")
-    assert ways is not None
     assert ways.sections[0][0] == ("A card\n(1 GiB)", "fp32", "512 × 2", "40 MiB", "1.00 ×", "90%")
     assert any(note.startswith("Work: ") for note in plan_notes(result))
 
 
 def test_where_nothing_fits_there_are_no_ways_and_a_note_says_so() -> None:
     result = result_of(planned("fp32", max_batch=0), effective_batch_size=1024)
-    assert named(result, "ways") is None
-    max_batches = named(result, "any.py")
-    assert max_batches is not None
-    assert max_batches.sections[0][0][2:] == ("none", "–", "–", "one sample needs 2 GiB")
+    assert not has_table(result, "ways")
+    assert named(result, "any.py").sections[0][0][2:] == ("none", "–", "–", "one sample needs 2 GiB")
     notes = plan_notes(result)
     assert "No batch that fits divides 1,024." in notes
     assert not any(note.startswith("Work: ") for note in notes)
@@ -94,9 +88,7 @@ def test_where_nothing_fits_there_are_no_ways_and_a_note_says_so() -> None:
 def test_workspaces_make_a_range_where_they_show() -> None:
     for workspace_mib, shown in ((0, "40 MiB"), (100, "40 MiB to 140 MiB")):
         result = result_of(planned("fp32", workspace_mib=workspace_mib))
-        memory = named(result, "predicted memory at batch 8")
-        assert memory is not None
-        assert memory.sections[-1][-1] == ("reserved", shown)
+        assert named(result, "predicted memory at batch 8").sections[-1][-1] == ("reserved", shown)
         assert any("Winograd" in note for note in plan_notes(result)) is (workspace_mib > 0)
 
 

@@ -29,13 +29,9 @@ def trial(number: int, batch_size: int, metric: float, steps: int) -> TrialRow:
         scale=ScaleReport(initial=65536, final=16384, history=((0, 65536), (1, 32768), (2, 16384), (steps, 16384))),
     )  # fmt: skip
     return TrialRow(
-        number=number,
-        precision="amp",
-        batch_size=batch_size,
-        learning_rate=0.1,
-        job_result=job_result,
+        number=number, precision="amp", batch_size=batch_size, learning_rate=0.1, job_result=job_result,
         run_id=f"run{number}",
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -56,26 +52,23 @@ def result() -> SearchResult:
         precisions={"amp": fitted, "fp32": nothing}, skipped={"tf32": "needs an NVIDIA GPU"},
         multiple_of=24, effective_batch_size=1008, headroom_bytes=3 * MEBIBYTE,
     )  # fmt: skip
-    trials = (trial(0, 64, 0.99, 138), trial(1, 512, 0.13, 18), trial(2, 128, float("nan"), 69))
     return SearchResult(
-        limits=max_batch,
-        metric_name="accuracy",
-        higher_is_better=True,
-        trials=trials,
-        pareto=(0, 1),
-        workload_batch_size=64,
-    )
+        limits=max_batch, metric_name="accuracy", higher_is_better=True, pareto=(0, 1), workload_batch_size=64,
+        trials=(trial(0, 64, 0.99, 138), trial(1, 512, 0.13, 18), trial(2, 128, float("nan"), 69)),
+    )  # fmt: skip
 
 
 def text(result: SearchResult) -> str:
     return render_text([report.search_table(result)], [], width=200)
 
 
-def test_an_untrained_batch_is_shown_for_what_it_is(result: SearchResult) -> None:
-    assert "0.1300" in text(result)
-    assert "16 steps (few!)" in text(result)
+def test_trainings_and_their_scaler_are_shown_for_what_they_are(result: SearchResult) -> None:
+    for cell in ("0.1300", "16 steps (few!)", "65,536 → 16,384", "2 of 138 steps skipped, 0 growths"):
+        assert cell in text(result)
     (note,) = [line for line in report.notes(result) if line.startswith("amp: few optimizer steps")]
     assert "at batch 512 (16), compared with 136 at batch 64" in note
+    reordered = dataclasses.replace(result, trials=result.trials[::-1])
+    assert "0.9900" in text(reordered), "a metric that is no number is never the best"
 
 
 def test_a_training_that_ran_out_of_memory_at_the_max_batch_is_told(result: SearchResult) -> None:
@@ -88,11 +81,6 @@ def test_a_training_that_ran_out_of_memory_at_the_max_batch_is_told(result: Sear
     assert "--headroom" in note
 
 
-def test_the_scaler_in_a_few_numbers(result: SearchResult) -> None:
-    assert "65,536 → 16,384" in text(result)
-    assert "2 of 138 steps skipped, 0 growths" in text(result)
-
-
 def test_what_was_skipped_and_what_does_not_fit_say_why(result: SearchResult) -> None:
     assert re.search(r"│ tf32 +│ +skipped │", text(result))
     assert "tf32 skipped: needs an NVIDIA GPU" in report.notes(result)
@@ -102,62 +90,40 @@ def test_what_was_skipped_and_what_does_not_fit_say_why(result: SearchResult) ->
     assert "memory in evaluation" in shown
 
 
-def test_the_batch_beyond_which_memory_buys_no_speed(result: SearchResult) -> None:
-    """256 is within 3 % of the best; 64 is not."""
-    assert result.limits.precisions["amp"].efficient_batch == (256, 50000.0)
-    assert result.limits.precisions["fp32"].efficient_batch is None
-
-
 def test_what_was_asked_for_beside_the_max_batch_is_shown(result: SearchResult) -> None:
     table = max_batch_report.max_batch_table(result.limits)
     headings = [column.heading.replace("\n", " ") for column in table.columns]
-    rows = [dict(zip(headings, row, strict=True)) for row in table.rows]
-    assert [row["precision"] for row in rows] == ["amp", "fp32", "tf32"]
-    amp, fp32, _ = rows
+    amp, fp32, tf32 = (dict(zip(headings, row, strict=True)) for row in table.rows)
+    assert (amp["precision"], fp32["precision"], tf32["precision"]) == ("amp", "fp32", "tf32")
     assert amp["max batch"] == "512"
     assert amp["max multiple of 24"] == "504"
     assert amp["peak memory"] == "61\u00a0MiB", "the confirmation took more than the probe"
     assert amp["samples/s"] == "50,000"
-    assert amp["efficient batch"] == "256\n50,000/s"
+    assert amp["efficient batch"] == "256\n50,000/s", "within 3 % of the best; 64 is not"
     assert amp["confirmed by"] == "40 steps"
     assert amp["effective batch 1008"] == "504\u00a0×\u00a02"
-    assert fp32["max multiple of 24"] == "–"
+    assert fp32["max multiple of 24"] == fp32["efficient batch"] == "–"
     assert fp32["effective batch 1008"] == "no divisor fits"
     assert "3 MiB of the budget free" in " ".join(max_batch_report.max_batch_notes(result.limits))
-
-
-def test_a_metric_that_is_no_number_is_never_the_best(result: SearchResult) -> None:
-    reordered = SearchResult(
-        limits=result.limits,
-        metric_name="accuracy",
-        higher_is_better=True,
-        trials=result.trials[::-1],
-        pareto=(),
-        workload_batch_size=64,
-    )
-    assert "0.9900" in text(reordered)
 
 
 def test_the_plot_is_drawn(result: SearchResult, tmp_path: Path) -> None:
     """Speed on the left and quality on the right: a line of one precision, whose edge is dashed, in its colour."""
     file = tmp_path / "search.png"
 
-    def pixels(colour: tuple[int, ...]) -> list[int]:
-        """How many are of about this colour, on the left and on the right."""
+    def pixels(precision: str) -> list[int]:
+        """How many are of about its colour, on the left and on the right."""
+        colour = ImageColor.getrgb(PRECISION_COLORS[precision])[:3]
         with Image.open(file) as plot:
             distance = numpy.abs(numpy.asarray(plot.convert("RGB")).astype(int) - colour).max(axis=-1)
         middle = distance.shape[1] // 2
         return [int((half < 12).sum()) for half in (distance[:, :middle], distance[:, middle:])]
 
-    amp, fp32 = (ImageColor.getrgb(PRECISION_COLORS[name])[:3] for name in ("amp", "fp32"))
     plots.draw_search(result, file)
-    drawn, legend_only = pixels(amp), pixels(fp32)
-    untrained = dataclasses.replace(result, trials=())
-    plots.draw_search(untrained, file)
-    without_trials = pixels(amp)
+    drawn, legend_only = pixels("amp"), pixels("fp32")
+    plots.draw_search(dataclasses.replace(result, trials=()), file)
+    without_trials = pixels("amp")
     assert drawn[0] > without_trials[0] + 500, "a line and three markers"
     assert drawn[1] > without_trials[1] + 100, "two markers: the trial between them has no quality"
     assert all(max_batch > 100 for max_batch in without_trials), "the edge of amp, and the legend"
-    assert all(0 < few < max_batch for few, max_batch in zip(legend_only, without_trials, strict=True)), (
-        "fp32 has no edge to draw"
-    )
+    assert all(0 < few < max_batch for few, max_batch in zip(legend_only, without_trials, strict=True)), "fp32 has none"
