@@ -28,9 +28,7 @@ def test_an_interval_is_students() -> None:
     assert found.mean == pytest.approx(0.92)
     assert found.half_width == pytest.approx(2.776 * 0.0158114 / math.sqrt(5), rel=1e-3)  # t of 4 degrees of freedom
     found = interval([0.4, 0.6])
-    assert found.low == pytest.approx(
-        0.5 - 12.706 * 0.1, rel=1e-3
-    )  # t of one degree of freedom, times the mean's error
+    assert found.low == pytest.approx(0.5 - 12.706 * 0.1, rel=1e-3)  # t of one degree of freedom
     assert found.half_width == pytest.approx(1.2706, rel=1e-3)
     assert interval([0.5]) == Interval(mean=0.5, low=None, high=None)
     assert interval([0.5]).half_width is None
