@@ -21,8 +21,9 @@ from amp_track.session.session import Runner
 from amp_track.session.study_manifest import Remembered
 from amp_track.stores import store_checks
 from amp_track.stores.addresses import STORAGE_VARIABLE, StoreAddress
-from amp_track.workers import interrupts, launchers, processes, servers
-from amp_track.workers.launchers.base import Ended, Worker, made_for_output, run
+from amp_track.workers import interrupts, processes, servers
+from amp_track.workers.launchers import base
+from amp_track.workers.launchers.base import Ended, Launcher, Worker
 
 _COMMANDS: Mapping[str, Callable[..., Result]] = {
     "max-batch": max_batch.max_batch,
@@ -52,27 +53,38 @@ def work(request: Request, *, runner: Runner | None = None) -> Result:
         WorkersFailed: every search worker has failed.
         TargetFailed, NothingFits, KeyboardInterrupt: as `max_batch`, `search` and `compare`.
     """
-    is_this_process = request.work_options.launcher == "local" and request.work_options.workers == 1
+    options = request.work_options
+    is_this_process = options.launcher == "local" and options.workers == 1
     _check_options(request, is_this_process=is_this_process)
+    launcher = base.named(options.launcher)
+    launcher.check()
     name, known, workload = _remembered(request)
     if is_this_process:
         return _COMMANDS[known.command](_joining(request, name, known, workload), runner=runner)
-    environments = _environments(request, known)
+    environments = launcher.environments(options.workers, known.inspection.hardware.kind, each=known.job.nproc)
     # Several machines may share the working folder.
-    folder = Path(request.work_options.logs or f"amp_track-workers/{name}/{socket.gethostname()}-{os.getpid()}")
-    with made_for_output(folder):
-        _run(request, known, _workers(request, environments, folder, name))
-    return _reported(request, name)
+    folder = Path(options.logs or f"amp_track-workers/{name}/{socket.gethostname()}-{os.getpid()}")
+    with base.made_for_output(folder):
+        devices = known.job.nproc if known.inspection.hardware.kind != "cpu" else 0
+        started = launcher(devices=devices, options=dict(options.sbatch))
+        _run(started, _workers(request, environments, folder, name), says_so_at_once=options.launcher == "local")
+    try:  # a new page: the pages of the workers were written while others worked
+        return report.report(dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=name)))
+    except BadInput as error:
+        raise StoreFailed(
+            f"The search workers have finished, but the page cannot be written: {error} Run amp-track report "
+            f"{shlex.quote(name)} later."
+        ) from None
 
 
 def _check_options(request: Request, *, is_this_process: bool) -> None:
-    """Raise BadInput for options that contradict each other, or a launcher that is not installed."""
-    options, device = request.work_options, request.job.device
+    """Raise BadInput for options that contradict each other."""
+    options = request.work_options
     if options.logs is not None and is_this_process:
         raise BadInput("--logs requires --workers 2 or more, or another --launcher: one local worker prints here.")
     if options.sbatch and options.launcher != "slurm":
         raise BadInput("--sbatch requires --launcher slurm.")
-    if device != _ANY_DEVICE and not is_this_process:
+    if request.job.device != _ANY_DEVICE and not is_this_process:
         raise BadInput("--device cannot be used with several workers or a launcher: each worker gets its own device.")
     if options.launcher != "local":
         for flag, store in _stores(request).items():
@@ -81,7 +93,6 @@ def _check_options(request: Request, *, is_this_process: bool) -> None:
                     f"{flag}: got {store} with --launcher {options.launcher} on other machines, expected "
                     f"{_FOR_MANY_MACHINES[flag]}"
                 )
-    launchers.named(options.launcher).check()
 
 
 def _stores(request: Request) -> dict[str, StoreAddress]:
@@ -135,80 +146,51 @@ def _joining(request: Request, name: str, known: Remembered, workload: str) -> R
     return dataclasses.replace(joined, job=job, joins=True)
 
 
-def _environments(request: Request, known: Remembered) -> list[dict[str, str]]:
-    """Return the environment of each search worker to start. Raises BadInput if a device is missing."""
-    options = request.work_options
-    launcher = launchers.named(options.launcher)
-    devices = launcher.environments(options.workers, known.inspection.hardware.kind, each=known.job.nproc)
+def _workers(request: Request, environments: Sequence[dict[str, str]], folder: Path, name: str) -> list[Worker]:
+    """Return the search workers to start, each with its environment."""
     stores = _stores(request)
     environment = {
         STORAGE_VARIABLE: stores["--storage"].url,
         "MLFLOW_TRACKING_URI": stores["--tracking-uri"].url,
         "MLFLOW_RUN_ID": "",  # the run of `mlflow run` belongs to this command
     }
-    return [environment | device for device in devices]
-
-
-def _workers(request: Request, environments: Sequence[Mapping[str, str]], folder: Path, name: str) -> list[Worker]:
-    """Return the search workers to start, each with its environment."""
-    work = ["worker", name]
-    work += [request.job.workload] if "workload" in request.given else []
-    work += ["--trust-store"] if request.trust.trust_store else []
+    command = [*processes.command("amp_track.__main__", "main()"), "worker", name]
+    command += [request.job.workload] if "workload" in request.given else []
+    command += ["--trust-store"] if request.trust.trust_store else []
     return [
-        Worker(
-            command=[*processes.command("amp_track.__main__", "main()"), *work],
-            environment=environment,
-            output=folder / f"worker-{number}.err",
-        )
-        for number, environment in enumerate(environments, start=1)
+        Worker(command=command, environment=environment | device, output=folder / f"worker-{number}.err")
+        for number, device in enumerate(environments, start=1)
     ]
 
 
-def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None:
+def _run(launcher: Launcher, workers: Sequence[Worker], *, says_so_at_once: bool) -> None:
     """Run search workers and print their progress. Raises WorkersFailed if all of them fail."""
-    folder = shlex.quote(str(workers[0].output.parent))
-    several = f"{len(workers)} search workers"
+    several = f"{len(workers)} search workers" if len(workers) > 1 else "a search worker"
     is_announced = False
 
     def announce() -> None:
         nonlocal is_announced
         if not is_announced:
-            progress.say(f"starting {several if len(workers) > 1 else 'a search worker'}; their output is in {folder}")
+            progress.say(f"starting {several}; their output is in {shlex.quote(str(workers[0].output.parent))}")
         is_announced = True
 
     def say(number: int, line: str) -> None:
         announce()  # only after SLURM or Ray has accepted the first worker; an error before is bad input
         progress.say(f"worker {number + 1}: {line}")
 
-    devices = known.job.nproc if known.inspection.hardware.kind != "cpu" else 0
-    if request.work_options.launcher == "local":
+    if says_so_at_once:
         announce()
-    launcher = launchers.named(request.work_options.launcher)
-    ended = run(launcher(devices=devices, options=dict(request.work_options.sbatch)), workers, say)
+    ended = base.run(launcher, workers, say)
     announce()  # if no worker has printed anything
     failed = [(number, worker) for number, worker in enumerate(ended, start=1) if worker.exit_code]
     for number, worker in failed:
         progress.say(f"worker {number} failed with exit code {worker.exit_code}: {_why(worker)}")
     if len(failed) == len(workers):
         codes = {worker.exit_code for worker in ended}
-        raise WorkersFailed(
-            f"all {several} failed. The error of the first: {_why(ended[0])}"
-            if len(workers) > 1
-            else f"the search worker failed: {_why(ended[0])}",
-            exit_code=codes.pop() if len(codes) == 1 else WorkersFailed.exit_code,
-        )
+        problem = f"all {several} failed. The error of the first" if len(workers) > 1 else "the search worker failed"
+        exit_code = codes.pop() if len(codes) == 1 else WorkersFailed.exit_code
+        raise WorkersFailed(f"{problem}: {_why(ended[0])}", exit_code=exit_code)
 
 
 def _why(ended: Ended) -> str:
     return ended.last_line.removeprefix("amp-track: ") or "no output"
-
-
-def _reported(request: Request, name: str) -> Result:
-    """Return the study's result with a new page: the pages of the workers were written while others worked."""
-    try:
-        return report.report(dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=name)))
-    except BadInput as error:
-        raise StoreFailed(
-            f"The search workers have finished, but the page cannot be written: {error} Run amp-track report "
-            f"{shlex.quote(name)} later."
-        ) from None

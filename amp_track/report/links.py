@@ -93,20 +93,6 @@ def trainings(ui: str, experiment_id: str, run_id: str) -> str:
     return f"{experiment(ui, experiment_id)}&viewStateShareKey={run_id}&compareRunsMode=CHART"
 
 
-def filtered_trainings(ui: str, experiment_id: str, run_id: str) -> str:
-    """Return the same page with the UI's default charts, for a study without stored charts.
-
-    The order is not by date: the UI would fold child runs under their parent and not draw them.
-    """
-    query = {
-        "compareRunsMode": "CHART",
-        "orderByKey": "metrics.`throughput/samples_per_s`",
-        "orderByAsc": "false",
-        "searchFilter": f"tags.`mlflow.parentRunId` = '{run_id}' AND tags.`amp_track.kind` = 'train'",
-    }
-    return f"{experiment(ui, experiment_id)}&{urlencode(query, quote_via=quote, safe='')}"
-
-
 def side_by_side(ui: str, experiment_id: str, run_ids: Sequence[str]) -> str:
     runs, experiments = (quote(json.dumps(ids, separators=(",", ":"))) for ids in (list(run_ids), [experiment_id]))
     return f"{ui}/#/compare-runs?runs={runs}&experiments={experiments}&{_TRAINING_VIEW}"

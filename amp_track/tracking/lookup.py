@@ -13,6 +13,7 @@ from amp_track.records.errors import BadInput
 from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.stores.addresses import StoreAddress
 from amp_track.tracking import environment, mlflow_internals
+from amp_track.tracking.client import hush, open_client
 
 
 class Lookup:
@@ -36,10 +37,6 @@ class Lookup:
                 raise
             return None
         return str(info.experiment_id) if info.lifecycle_stage == "active" else None
-
-    def has_view(self, experiment_id: str, run_id: str) -> bool:
-        """Return whether the store has the charts of a study; older versions did not create them."""
-        return mlflow_internals.view_tag(run_id) in self._client.get_experiment(experiment_id).tags
 
     def experiment_of_new_runs(self) -> str | None:
         """Return the id of the experiment of new runs; None if it does not exist yet."""

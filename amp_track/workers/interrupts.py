@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from amp_track.records.errors import INTERRUPTED_EXIT_CODE, INTERRUPTS
@@ -35,9 +35,9 @@ class _Deferral:
     """The signals received within one `deferred` block."""
 
     def __init__(self, *, owns_process: bool) -> None:
+        self.received = 0
         self._owns_process = owns_process
-        self._handlers: dict[signal.Signals, Any] = {}
-        self._received = 0
+        self._handlers: dict[int, Any] = {}
         self._counted_at = -math.inf
         self._has_nothing_to_end = False
         self._is_raised = False
@@ -59,31 +59,25 @@ class _Deferral:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    @property
-    def has_received(self) -> bool:
-        """Return whether a signal was received."""
-        return self._received > 0
-
     def check(self) -> None:
         """Raise KeyboardInterrupt if a signal was received and has not been raised yet."""
-        if self._received and not self._is_raised:
+        if self.received and not self._is_raised:
             self._is_raised = True
             raise KeyboardInterrupt
 
-    def __enter__(self) -> None:
-        """Begin a wait: a signal raises immediately."""
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let a signal within the block raise immediately."""
         self._is_swallowed = False
         self.check()
         self._is_waiting = True
-
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._is_waiting = False
-        if error_type is None and self._is_swallowed:
+        try:
+            yield
+        finally:
+            self._is_waiting = False
+        if self._is_swallowed:
             raise KeyboardInterrupt
-        if error_type is None:
-            self.check()
+        self.check()
 
     @contextmanager
     def nothing_to_end(self) -> Iterator[None]:
@@ -99,17 +93,17 @@ class _Deferral:
         if now - self._counted_at < _APART_SECONDS:
             return
         self._counted_at = now
-        self._received += 1
+        self.received += 1
         if self._has_nothing_to_end:
-            self._say(b"amp-track: interrupted\n")
+            _say(b"amp-track: interrupted\n")
             self._stop_at_once(number, frame)
-        elif self._received >= _AT_ONCE:
+        elif self.received >= _AT_ONCE:
             self._stop_at_once(number, frame)
         elif self._is_waiting and not self._is_raised:
             self._is_raised = self._is_swallowed = True
             raise KeyboardInterrupt
         elif self._owns_process:
-            self._say(
+            _say(
                 b"amp-track: shutting down cleanly; a third Ctrl-C, a second after the previous one, forces quit "
                 b"(runs stay RUNNING in MLflow)\n"
             )
@@ -117,15 +111,10 @@ class _Deferral:
     def _stop_at_once(self, number: int, frame: FrameType | None) -> None:
         if self._owns_process:
             if os.isatty(2):
-                self._say(_SHOW_CURSOR)
+                _say(_SHOW_CURSOR)
             os._exit(INTERRUPTED_EXIT_CODE)  # the job processes end with this one
         self._is_raised = True
-        self._handlers[signal.Signals(number)](number, frame)
-
-    @staticmethod
-    def _say(text: bytes) -> None:
-        with contextlib.suppress(OSError):  # the reader of stderr may have ended
-            os.write(2, text)
+        self._handlers[number](number, frame)
 
 
 _current: _Deferral | None = None
@@ -157,7 +146,7 @@ def deferred(*, owns_process: bool) -> Iterator[None]:
 
 def waiting() -> AbstractContextManager[None]:
     """Let Ctrl-C and SIGTERM raise immediately within the block, which writes nothing."""
-    return _current if _current is not None and _is_main_thread() else nullcontext()
+    return _current.waiting() if _current is not None and _is_main_thread() else nullcontext()
 
 
 def nothing_to_end() -> AbstractContextManager[None]:
@@ -182,9 +171,14 @@ def check() -> None:
 
 def have_come() -> bool:
     """Return whether Ctrl-C or SIGTERM was received in the current `deferred` block, raised or not."""
-    return _current is not None and _current.has_received
+    return _current is not None and _current.received > 0
 
 
 def _is_main_thread() -> bool:
     """Return whether this is the main thread, the only one that receives signals."""
     return threading.current_thread() is threading.main_thread()
+
+
+def _say(text: bytes) -> None:
+    with contextlib.suppress(OSError):  # the reader of stderr may have ended
+        os.write(2, text)

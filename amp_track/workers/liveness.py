@@ -20,32 +20,21 @@ _LONGEST_LOOK_SECONDS = 2.0
 def this_process() -> dict[str, Any]:
     """Return the identity of this process, unique across machines."""
     me = psutil.Process()
-    return {
-        "host": socket.gethostname(),
-        "pid": me.pid,
-        "started": me.create_time(),
-        "start_ticks": _start_ticks(me.pid),
-        **_whereabouts(),
-    }
+    times = {"started": me.create_time(), "start_ticks": _start_ticks(me.pid)}
+    return {"host": socket.gethostname(), "pid": me.pid, **times, **_whereabouts()}
 
 
 def is_gone(process: dict[str, Any]) -> bool:
-    """Return whether a process has ended.
-
-    False if that is unknown: on another machine, in another container, or if a store has no identity of it.
-    """
-    if not _is_identity(process):
-        return False
+    """Return whether a process has ended. False if that is unknown: on another machine, or in another container."""
     return _was_before_a_reboot(process) or (_is_visible(process) and _find(process) is None)
 
 
 def is_at_work(process: dict[str, Any]) -> bool:
     """Return whether a process visible from here runs and is not stopped (SIGSTOP, Ctrl-Z)."""
-    found = _find(process) if _is_identity(process) and _is_visible(process) else None
-    try:
+    found = _find(process) if _is_visible(process) else None
+    with suppress(psutil.NoSuchProcess):
         return found is not None and found.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
 def running(pid: int) -> psutil.Process | None:
@@ -61,20 +50,11 @@ def _find(process: dict[str, Any]) -> psutil.Process | None:
     """Return a running process; None if it has ended, or if its PID was reused."""
     if (found := running(process["pid"])) is None:
         return None
-    try:
-        if process.get("start_ticks") is not None:
-            is_same = _start_ticks(found.pid) == process["start_ticks"]
-        else:
-            is_same = abs(found.create_time() - process["started"]) <= _CLOCK_SECONDS
-    except psutil.NoSuchProcess:
-        return None
-    return found if is_same else None
-
-
-def _is_identity(process: object) -> bool:
-    """Return whether this is an identity made by `this_process`; a store may contain any value."""
-    known: dict[str, type | tuple[type, ...]] = {"host": str, "pid": int, "started": (int, float)}
-    return isinstance(process, dict) and all(isinstance(process.get(name), kind) for name, kind in known.items())
+    if process["start_ticks"] is not None:
+        return found if _start_ticks(found.pid) == process["start_ticks"] else None
+    with suppress(psutil.NoSuchProcess):
+        return found if abs(found.create_time() - process["started"]) <= _CLOCK_SECONDS else None
+    return None
 
 
 def _is_visible(process: dict[str, Any]) -> bool:
@@ -83,14 +63,14 @@ def _is_visible(process: dict[str, Any]) -> bool:
     Host names are not enough: two containers may share one, and a laptop has a different one in each network.
     """
     here = _whereabouts()
-    if process.get("boot_id") and here["boot_id"]:
+    if process["boot_id"] and here["boot_id"]:
         return all(process[name] == here[name] for name in ("boot_id", "pid_namespace"))
-    return bool(process["host"] == socket.gethostname())  # not Linux, or a study of an older version
+    return bool(process["host"] == socket.gethostname())  # not Linux
 
 
 def _was_before_a_reboot(process: dict[str, Any]) -> bool:
     here = _whereabouts() | {"host": socket.gethostname()}
-    if not process.get("machine_id") or not process.get("boot_id") or process["boot_id"] == here["boot_id"]:
+    if not process.get("machine_id") or not process["boot_id"] or process["boot_id"] == here["boot_id"]:
         return False
     return all(process[name] == here[name] for name in ("machine_id", "pid_namespace", "host"))
 
@@ -110,10 +90,9 @@ def _whereabouts() -> dict[str, str]:
 def _start_ticks(pid: int) -> int | None:
     """Return the start time of a process since boot, which is independent of the wall clock."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
         return None
-    return int(fields[19])
 
 
 class Silence:

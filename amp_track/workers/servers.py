@@ -8,8 +8,9 @@ import http.client
 import ipaddress
 import socket
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from amp_track.records.errors import BadInput, ServerFailed
@@ -26,9 +27,9 @@ _WILDCARD = "0.0.0.0"
 _LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class Program:
-    """The program of a web server.
+@dataclass
+class Server:
+    """A web server. `running` starts it.
 
     Args:
         name: for messages.
@@ -43,121 +44,98 @@ class Program:
     environment: Mapping[str, str]
     address: str
     path: str
+    log: Path = field(init=False)
+    process: processes.SupervisedProcess = field(init=False)
 
-
-class _Server:
-    """A running program, with its log."""
-
-    def __init__(self, program: Program, log: Path) -> None:
-        self.program, self._log = program, log
+    def start(self, log: Path) -> None:
+        """Start its process, with a file for its output."""
+        self.log = log
         with log.open("wb") as output:
-            self.process = processes.SupervisedProcess(
-                program.command, program.environment, output=output, errors=output
-            )
-
-    def check(self) -> None:
-        """Raise ServerFailed if it has ended."""
-        if (code := self.process.exit_code()) is not None:
-            raise self.failed(f"ended unexpectedly with exit code {code}")
+            self.process = processes.SupervisedProcess(self.command, self.environment, output=output, errors=output)
 
     def answers(self) -> bool:
         """Return whether it answers a request without a proxy."""
-        host = self.program.address.removeprefix("http://")
-        try:
-            with contextlib.closing(http.client.HTTPConnection(host, timeout=_ANSWER_SECONDS)) as connection:
-                connection.request("GET", self.program.path)
-                return connection.getresponse().status == http.client.OK
-        except (OSError, http.client.HTTPException):
-            return False
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            opener.open(self.address + self.path, timeout=_ANSWER_SECONDS).close()
+            return True
+        return False
 
     def failed(self, how: str) -> ServerFailed:
         """Return an error with the end of the log."""
-        with self._log.open("rb") as log:
-            log.seek(max(self._log.stat().st_size - _LAST_BYTES, 0))
-            lines = log.read().decode(errors="backslashreplace").splitlines()[-_LAST_LINES:]
+        lines = self.log.read_bytes()[-_LAST_BYTES:].decode(errors="backslashreplace").splitlines()[-_LAST_LINES:]
         where = "; see the end of its log above" if lines else "; its log is empty"
-        return ServerFailed(f"{self.program.name} {how}{where}", "\n".join(lines))
-
-
-class Servers:
-    """Running servers. Make them with `running`."""
-
-    def __init__(self, servers: Sequence[_Server]) -> None:
-        self._servers = servers
-
-    def wait_until_ready(self) -> None:
-        """Wait until all servers answer. Raises ServerFailed if one ends or does not answer in time."""
-        deadline = time.monotonic() + _START_SECONDS
-        for server in self._servers:
-            while not server.answers():
-                self.check()
-                if time.monotonic() > deadline:
-                    address = server.program.address
-                    raise server.failed(f"has not answered at {address} for {_START_SECONDS} s")
-                interrupts.sleep(_POLL_SECONDS)
-        self.check()  # otherwise another server may have answered on its port
-
-    def check(self) -> None:
-        """Raise ServerFailed if a server has ended."""
-        for server in self._servers:
-            server.check()
-
-    def watch(self) -> None:
-        """Wait forever. Raises KeyboardInterrupt on Ctrl-C and SIGTERM, and ServerFailed if a server ends."""
-        while True:
-            self.check()
-            interrupts.sleep(_POLL_SECONDS)
+        return ServerFailed(f"{self.name} {how}{where}", "\n".join(lines))
 
 
 @contextlib.contextmanager
-def running(programs: Sequence[Program], folder: Path) -> Iterator[Servers]:
-    """Run servers that end with the block, or with this process even if it is killed.
-
-    Args:
-        programs: of the servers.
-        folder: for their logs.
-    """
-    started: list[_Server] = []
+def running(servers: Sequence[Server], folder: Path) -> Iterator[None]:
+    """Run servers, with their logs in a folder. They end with the block, or with this process even if it is killed."""
+    started = []
     try:
-        for number, program in enumerate(programs):
-            started.append(_Server(program, folder / f"{number}.log"))
-        yield Servers(started)
+        for number, server in enumerate(servers):
+            server.start(folder / f"{number}.log")
+            started.append(server.process)
+        yield
     finally:
-        processes.end([server.process for server in started])
+        processes.end(started)
 
 
-def choose_ports(
-    host: str, wanted: Mapping[str, int | None], *, usual: Mapping[str, int] | None = None
-) -> dict[str, int]:
+def wait_until_ready(servers: Sequence[Server]) -> None:
+    """Wait until all servers answer. Raises ServerFailed if one ends or does not answer in time."""
+    deadline = time.monotonic() + _START_SECONDS
+    for server in servers:
+        while not server.answers():
+            _check(servers)
+            if time.monotonic() > deadline:
+                raise server.failed(f"has not answered at {server.address} for {_START_SECONDS} s")
+            interrupts.sleep(_POLL_SECONDS)
+    _check(servers)  # otherwise another server may have answered on its port
+
+
+def watch(servers: Sequence[Server]) -> None:
+    """Wait forever. Raises KeyboardInterrupt on Ctrl-C and SIGTERM, and ServerFailed if a server ends."""
+    while True:
+        _check(servers)
+        interrupts.sleep(_POLL_SECONDS)
+
+
+def _check(servers: Sequence[Server]) -> None:
+    for server in servers:
+        if (code := server.process.exit_code()) is not None:
+            raise server.failed(f"ended unexpectedly with exit code {code}")
+
+
+def choose_ports(host: str, wanted: Mapping[str, int | None], *, usual: Mapping[str, int]) -> dict[str, int]:
     """Return a port for each flag: the given one, which must be free; otherwise the usual one if free, or any free one.
-
-    Args:
-        host: the address to listen on.
-        wanted: the given port by flag; None for any.
-        usual: the preferred port by flag.
 
     Raises:
         BadInput: a port is in use, or the host is not an address of this machine.
     """
+    chosen = {}
     with contextlib.ExitStack() as held:  # all are held until the last is chosen, so that they differ
-        return {flag: _held_port(held, host, flag, port, (usual or {}).get(flag, 0)) for flag, port in wanted.items()}
+        for flag, given in wanted.items():
+            if given is None and flag in usual:
+                with contextlib.suppress(OSError):
+                    chosen[flag] = _bind(held, host, usual[flag])
+                    continue
+            try:
+                chosen[flag] = _bind(held, host, given or 0)
+            except OSError as error:
+                reason = str(error.strerror).partition(" (")[0]
+                if error.errno in (errno.EADDRINUSE, errno.EACCES) and given is not None:
+                    raise BadInput(
+                        f"{flag}: got {given}, expected a free port of {host} ({reason}). Use another port, or omit "
+                        f"{flag}."
+                    ) from None
+                raise BadInput(
+                    f"--host: got {host}, expected an IPv4 address of this machine such as {_LOOPBACK} ({reason})."
+                ) from None
+    return chosen
 
 
-def _held_port(held: contextlib.ExitStack, host: str, flag: str, port: int | None, usual: int) -> int:
-    if port is None and usual:
-        with contextlib.suppress(OSError):
-            return int(held.enter_context(socket.create_server((host, usual))).getsockname()[1])
-    try:
-        return int(held.enter_context(socket.create_server((host, port or 0))).getsockname()[1])
-    except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]
-        if error.errno in (errno.EADDRINUSE, errno.EACCES) and port is not None:
-            raise BadInput(
-                f"{flag}: got {port}, expected a free port of {host} ({reason}). Use another port, or omit {flag}."
-            ) from None
-        raise BadInput(
-            f"--host: got {host}, expected an IPv4 address of this machine such as {_LOOPBACK} ({reason})."
-        ) from None
+def _bind(held: contextlib.ExitStack, host: str, port: int) -> int:
+    return int(held.enter_context(socket.create_server((host, port))).getsockname()[1])
 
 
 def address(host: str, port: int) -> str:

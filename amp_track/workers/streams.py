@@ -6,7 +6,7 @@ import codecs
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
@@ -53,11 +53,10 @@ class LossyStream:
     def flush(self) -> None:
         self._unless_lost(self._stream.flush)
 
-    def _unless_lost(self, method: Any, *arguments: Any) -> None:
-        if self.error is not None:
-            return
+    def _unless_lost(self, method: Callable[..., object], *arguments: object) -> None:
         try:
-            method(*arguments)
+            if self.error is None:
+                method(*arguments)
         except OSError as error:
             self.error = error
             _to_nowhere(self._stream.fileno(), os.O_WRONLY)  # for buffered text, and for output of C libraries

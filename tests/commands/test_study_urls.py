@@ -58,10 +58,10 @@ def test_a_search_and_a_comparison_of_one_name_have_a_run_each(make: Callable[..
     assert shown("a") == [
         ("a/max-batch in MLflow", links.run(M, "0", searched)),
         ("… its page", links.page(M, "0", searched)),
-        ("… its trainings, charted", links.filtered_trainings(M, "0", searched)),
+        ("… its trainings, charted", links.trainings(M, "0", searched)),
         ("a/compare in MLflow", links.run(M, "0", compared)),
         ("… its page", links.page(M, "0", compared)),
-        ("… its trainings, charted", links.filtered_trainings(M, "0", compared)),
+        ("… its trainings, charted", links.trainings(M, "0", compared)),
         ("a/max-batch in optuna-dashboard", f"{D}/dashboard/studies/1"),
         ("a/train in optuna-dashboard", f"{D}/dashboard/studies/2"),
         ("a/compare in optuna-dashboard", f"{D}/dashboard/studies/3"),

@@ -34,6 +34,11 @@ def interrupt(number: signal.Signals = signal.SIGINT) -> None:
     time.sleep(0.001)  # the handler runs between two lines
 
 
+def interrupted(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = f"import os, signal, sys, time\nfrom amp_track.workers import interrupts\n{program}"
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+
+
 def test_without_a_block_it_is_raised_where_it_comes() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupt()
@@ -57,18 +62,30 @@ def test_a_signal_is_kept_until_the_next_wait(number: signal.Signals) -> None:
     assert [signal.getsignal(each) for each in BOTH] == [signal.default_int_handler, raises]
 
 
-def test_a_signal_is_kept_until_the_next_check() -> None:
+def test_a_signal_is_kept_until_the_next_check_and_raised_once() -> None:
     with interrupts.deferred(owns_process=False):
         interrupts.check()
+        assert not interrupts.have_come()
         interrupt()
         with pytest.raises(KeyboardInterrupt):
             interrupts.check()
-        interrupts.check()  # it is raised once
+        interrupts.check()
+        assert interrupts.have_come()
 
 
-def test_a_signal_is_not_lost_when_nothing_waits_any_more() -> None:
+def test_a_signal_is_not_lost_when_the_block_ends() -> None:
     with pytest.raises(KeyboardInterrupt), interrupts.deferred(owns_process=False):
         interrupt()
+
+    @interrupts.deferred(owns_process=False)
+    def body() -> None:
+        interrupt()
+        raise ValueError("nothing fits")
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        body()
+    assert isinstance(raised.value.__context__, ValueError)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_wait_ends_at_once() -> None:
@@ -79,7 +96,8 @@ def test_a_wait_ends_at_once() -> None:
     assert time.monotonic() - begun < 10
 
 
-def test_what_cleans_up_is_not_interrupted_by_a_second_signal() -> None:
+def test_what_cleans_up_is_not_interrupted_by_a_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_APART_SECONDS", 0.0)
     cleaned = []
 
     @interrupts.deferred(owns_process=False)
@@ -108,8 +126,6 @@ def test_the_third_signal_is_raised_wherever_it_comes(monkeypatch: pytest.Monkey
 
 
 MANY = """
-import os, signal, sys, time
-from amp_track.workers import interrupts
 with interrupts.deferred(owns_process=True):
     for _ in range(int(sys.argv[1])):
         os.kill(os.getpid(), signal.SIGINT)
@@ -120,10 +136,6 @@ ENDING = (
     "amp-track: shutting down cleanly; a third Ctrl-C, a second after the previous one, forces quit "
     "(runs stay RUNNING in MLflow)\n"
 )
-
-
-def interrupted(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
 
 
 def test_the_third_signal_ends_a_process_of_ones_own_and_the_second_says_so() -> None:
@@ -138,20 +150,14 @@ def test_a_hand_that_hammers_on_the_keys_counts_once() -> None:
     assert done.stderr.startswith(ENDING + "Traceback"), "raised at the end of the block"
 
 
-NOTHING = """
-import os, signal
-from amp_track.workers import interrupts
-with interrupts.deferred(owns_process=True):
-    with interrupts.nothing_to_end():
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-        finally:
-            print("cleaned up", flush=True)
-"""
-
-
 def test_where_nothing_is_to_be_ended_a_process_of_ones_own_ends_at_once() -> None:
-    done = interrupted(NOTHING)
+    done = interrupted("""
+with interrupts.deferred(owns_process=True), interrupts.nothing_to_end():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        print("cleaned up", flush=True)
+""")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "amp-track: interrupted\n")
 
 
@@ -203,22 +209,8 @@ def test_a_process_of_ones_own_hears_all_but_what_is_ignored() -> None:
             interrupts.check()
 
 
-def test_a_signal_is_not_lost_when_the_block_ends_with_an_error() -> None:
-    @interrupts.deferred(owns_process=False)
-    def body() -> None:
-        interrupt()
-        raise ValueError("nothing fits")
-
-    with pytest.raises(KeyboardInterrupt) as raised:
-        body()
-    assert isinstance(raised.value.__context__, ValueError)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_whoever_reads_stderr_may_be_gone() -> None:
-    program = """
-import os, signal
-from amp_track.workers import interrupts
+    done = interrupted("""
 read, write = os.pipe()
 os.close(read)
 os.dup2(write, 2)
@@ -228,8 +220,7 @@ try:
         print("written")
 except KeyboardInterrupt:
     print("ended")
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+""")
     assert done.stdout.split() == ["written", "ended"]
 
 

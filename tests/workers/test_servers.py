@@ -18,9 +18,9 @@ ANSWERS = "import http.server, sys; http.server.test(http.server.SimpleHTTPReque
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
-def program(code: str, *arguments: str, port: int = 0, **environment: str) -> servers.Program:
+def program(code: str, *arguments: str, port: int = 0, **environment: str) -> servers.Server:
     command = [sys.executable, "-c", code, *arguments]
-    return servers.Program("a server", command, environment, servers.address("127.0.0.1", port), "/")
+    return servers.Server("a server", command, environment, servers.address("127.0.0.1", port), "/")
 
 
 def children() -> list[psutil.Process]:
@@ -32,36 +32,43 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
     assert alive == []
 
 
+def free_port() -> int:
+    (port,) = servers.choose_ports("127.0.0.1", {"--port": None}, usual={}).values()
+    return port
+
+
 def test_a_server_answers_within_the_block_and_is_gone_after_it(tmp_path: Path) -> None:
-    (port,) = servers.choose_ports("127.0.0.1", {"--port": None}).values()
-    before = children()
-    with servers.running([program(ANSWERS, str(port), port=port)], tmp_path) as running:
-        running.wait_until_ready()
+    port, before = free_port(), children()
+    answering = program(ANSWERS, str(port), port=port)
+    with servers.running([answering], tmp_path):
+        servers.wait_until_ready([answering])
         started = [process for process in children() if process not in before]
         assert len(started) == 2  # with its supervisor
     assert not any(process.is_running() for process in started)
 
 
-def test_a_server_that_ends_is_told_with_its_last_lines(tmp_path: Path) -> None:
-    code = "import os, sys; print('first'); sys.exit(os.environ['WORD'])"
-    with pytest.raises(ServerFailed) as told, servers.running([program(code, WORD="last")], tmp_path) as running:
-        running.watch()
-    assert str(told.value).startswith("a server ended unexpectedly with exit code 1")
-    assert told.value.detail.splitlines() == ["first", "last"] or told.value.detail.splitlines() == ["last", "first"]
-
-
-def test_a_server_that_is_killed_is_told(tmp_path: Path) -> None:
-    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    said_nothing = pytest.raises(ServerFailed, match=r"exit code 137.* log is empty")
-    with said_nothing, servers.running([program(code)], tmp_path) as running:
-        running.wait_until_ready()
+@pytest.mark.parametrize(
+    ("code", "message", "last_lines"),
+    [
+        ("import os, sys; print('first'); sys.exit(os.environ['WORD'])", "exit code 1; see the end", {"first", "last"}),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "exit code 137; its log is empty", set()),
+    ],
+)
+def test_a_server_that_ends_is_told_with_its_last_lines(
+    code: str, message: str, last_lines: set[str], tmp_path: Path
+) -> None:
+    ending = program(code, WORD="last")
+    with pytest.raises(ServerFailed) as told, servers.running([ending], tmp_path):
+        servers.wait_until_ready([ending])
+    assert str(told.value).startswith(f"a server ended unexpectedly with {message}")
+    assert set(told.value.detail.splitlines()) == last_lines
 
 
 @pytest.mark.nightly
 def test_servers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from amp_track.workers import servers\n"
-        "sleep = servers.Program('', [sys.executable, '-c', 'import time; time.sleep(600)'], {}, 'http://x:1', '/')\n"
+        "sleep = servers.Server('', [sys.executable, '-c', 'import time; time.sleep(600)'], {}, 'http://x:1', '/')\n"
         "with servers.running([sleep, sleep], Path(sys.argv[1])):\n    print('up', flush=True)\n    time.sleep(600)\n"
     )
     starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
@@ -90,22 +97,21 @@ def test_a_server_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None
     wait_until_gone(started)
 
 
-def test_a_port_in_use_and_another_machines_address_are_rejected() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as used:
-        port = used.getsockname()[1]
-        with pytest.raises(BadInput, match=f"--port: got {port}, expected a free port of 127.0.0.1"):
-            servers.choose_ports("127.0.0.1", {"--port": port})
-    for host in ("192.0.2.1", "::1", "no such host"):
-        with pytest.raises(BadInput, match=f"--host: got {host}, expected an IPv4 address of this machine"):
-            servers.choose_ports(host, {"--port": None})
+@pytest.mark.parametrize("host", ["192.0.2.1", "::1", "no such host"])
+def test_another_machines_address_is_rejected(host: str) -> None:
+    with pytest.raises(BadInput, match=f"--host: got {host}, expected an IPv4 address of this machine"):
+        servers.choose_ports(host, {"--port": None}, usual={})
 
 
-def test_two_servers_cannot_have_the_same_port() -> None:
-    (port,) = servers.choose_ports("127.0.0.1", {"--port": None}).values()
-    with pytest.raises(BadInput, match=f"--dashboard-port: got {port}, expected a free port"):
-        servers.choose_ports("127.0.0.1", {"--port": port, "--dashboard-port": port})
-    chosen = servers.choose_ports("127.0.0.1", {"--port": None, "--dashboard-port": None})
-    assert len(set(chosen.values())) == 2
+def test_ports_differ_and_the_usual_one_is_taken_if_it_is_free() -> None:
+    port = free_port()
+    with pytest.raises(BadInput, match=f"--dashboard-port: got {port}, expected a free port of 127.0.0.1"):
+        servers.choose_ports("127.0.0.1", {"--port": port, "--dashboard-port": port}, usual={})
+    wanted, usual = {"--port": None, "--dashboard-port": None}, {"--port": port}
+    chosen = servers.choose_ports("127.0.0.1", wanted, usual=usual)
+    assert chosen["--port"] == port != chosen["--dashboard-port"]
+    with socket.create_server(("127.0.0.1", port)):
+        assert servers.choose_ports("127.0.0.1", wanted, usual=usual)["--port"] != port
 
 
 def test_only_this_machine_reaches_a_loopback_address() -> None:
@@ -113,11 +119,3 @@ def test_only_this_machine_reaches_a_loopback_address() -> None:
         True, True, False, False,
     ]  # fmt: skip
     assert servers.address("0.0.0.0", 5000) == "http://127.0.0.1:5000"
-
-
-def test_the_usual_port_is_taken_if_it_is_free() -> None:
-    (free,) = servers.choose_ports("127.0.0.1", {"--port": None}).values()
-    usual = {"--port": free}
-    assert servers.choose_ports("127.0.0.1", {"--port": None, "--other": None}, usual=usual)["--port"] == free
-    with socket.create_server(("127.0.0.1", free)):
-        assert servers.choose_ports("127.0.0.1", {"--port": None}, usual=usual)["--port"] != free

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import importlib
 import math
 import os
 import shutil
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from amp_track.records.errors import BadInput
 from amp_track.workers import interrupts
@@ -89,7 +90,7 @@ class Launcher(abc.ABC):
 
     @abc.abstractmethod
     def poll(self) -> list[Ended | None]:
-        """Return how each search worker has ended; None while it runs. Fetch its new output, if it is elsewhere."""
+        """Return how each search worker has ended; None while it runs."""
 
     @abc.abstractmethod
     def interrupt(self) -> None:
@@ -99,6 +100,11 @@ class Launcher(abc.ABC):
         """End all remaining search workers, and release what the launcher holds."""
 
 
+def named(name: str) -> type[Launcher]:
+    """Return the class of a launcher in `amp_track.config.values.LAUNCHERS`."""
+    return cast("type[Launcher]", importlib.import_module(f"amp_track.workers.launchers.{name}").Launcher)
+
+
 def run(launcher: Launcher, workers: Sequence[Worker], say: Say) -> list[Ended]:
     """Run search workers until all have ended, and return how each ended, in the same order.
 
@@ -106,45 +112,40 @@ def run(launcher: Launcher, workers: Sequence[Worker], say: Say) -> list[Ended]:
         BadInput: the launcher cannot start them.
         KeyboardInterrupt: Ctrl-C or SIGTERM was received; the search workers have ended their runs and exited.
     """
-    with contextlib.ExitStack() as stack:
-        outputs = [stack.enter_context(contextlib.closing(_Output(worker.output))) for worker in workers]
+    outputs = [_Output(worker.output) for worker in workers]
 
-        def say_new_lines(*, is_over: bool = False) -> None:
-            for number, output in enumerate(outputs):
-                for line in output.new_lines(is_over=is_over):
-                    say(number, line)
+    def say_new_lines(*, is_over: bool = False) -> None:
+        for number, output in enumerate(outputs):
+            for line in output.new_lines(is_over=is_over):
+                say(number, line)
 
-        try:
-            for number, worker in enumerate(workers):
-                launcher.start(number, worker, say)
-            while None in (ends := launcher.poll()):
-                say_new_lines()
-                interrupts.sleep(launcher.poll_seconds)
-        except BaseException:
-            launcher.interrupt()
-            deadline = time.monotonic() + launcher.end_seconds
-            while None in launcher.poll() and time.monotonic() < deadline:  # a third Ctrl-C ends this process
-                say_new_lines()
-                time.sleep(launcher.poll_seconds)
-            say_new_lines(is_over=True)
-            raise
-        finally:
-            launcher.stop()
+    try:
+        for number, worker in enumerate(workers):
+            launcher.start(number, worker, say)
+        while None in (ends := launcher.poll()):
+            say_new_lines()
+            interrupts.sleep(launcher.poll_seconds)
+    except BaseException:
+        launcher.interrupt()
+        deadline = time.monotonic() + launcher.end_seconds
+        while None in launcher.poll() and time.monotonic() < deadline:  # a third Ctrl-C ends this process
+            say_new_lines()
+            time.sleep(launcher.poll_seconds)
         say_new_lines(is_over=True)
-        return [
-            Ended(exit_code=end.exit_code, last_line=end.last_line or output.last_line)
-            for end, output in zip(ends, outputs, strict=True)
-            if end is not None
-        ]
+        raise
+    finally:
+        launcher.stop()
+    say_new_lines(is_over=True)
+    return [
+        Ended(exit_code=end.exit_code, last_line=end.last_line or output.last_line)
+        for end, output in zip(ends, outputs, strict=True)
+        if end is not None
+    ]
 
 
 @contextlib.contextmanager
 def made_for_output(folder: Path) -> Iterator[None]:
-    """Create the folder for the output of search workers. Remove it if the block raises BadInput before any output.
-
-    Raises:
-        BadInput: the folder cannot be created, or the block raises it.
-    """
+    """Create the folder for the output of search workers. Remove it if the block raises BadInput before any output."""
     new = [each for each in (folder, *folder.parents) if not os.path.exists(each)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -168,20 +169,16 @@ class _Output:
 
     def __init__(self, file: Path) -> None:
         file.touch()
-        self._reader = file.open("rb")
-        self._reader.seek(0, os.SEEK_END)
-        self._rest = b""
+        self._file, self._at = file, file.stat().st_size
         self.last_line = ""
 
     def new_lines(self, *, is_over: bool) -> list[str]:
         """Return the lines written since the last call; if `is_over`, also an unfinished last line."""
-        *lines, self._rest = (self._rest + self._reader.read()).split(b"\n")
-        if is_over:
-            lines.append(self._rest)
-        texts = [text for line in lines if (text := line.decode(errors="backslashreplace").strip())]
-        self.last_line = texts[-1] if texts else self.last_line
-        return texts
-
-    def close(self) -> None:
-        """Close the file."""
-        self._reader.close()
+        with self._file.open("rb") as reader:  # opened again, because NFS then shows what other machines have written
+            reader.seek(self._at)
+            new = reader.read()
+        new = new if is_over else new[: new.rfind(b"\n") + 1]
+        self._at += len(new)
+        lines = [line.strip() for line in new.decode(errors="backslashreplace").split("\n") if line.strip()]
+        self.last_line = lines[-1] if lines else self.last_line
+        return lines

@@ -14,8 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -68,14 +67,30 @@ class Launcher(base.Launcher):
             )
 
     def start(self, number: int, worker: Worker, say: Say) -> None:
+        import submitit
         from submitit.core import utils
 
-        earlier_bytes = worker.output.stat().st_size
-        executor = self._executor(worker.output.parent / "slurm")
+        if unknown := self.options.keys() & {"clusters", "M"}:
+            raise BadInput(
+                f"--sbatch: {unknown.pop()} is not supported, because jobs are watched on the cluster of this machine. "
+                "Run the command on the other cluster."
+            )
+        executor = submitit.AutoExecutor(
+            folder=worker.output.parent / "slurm", cluster=self.cluster, slurm_max_num_timeout=_MOST_TIMEOUTS
+        )
+        options = {name: value or True for name, value in self.options.items()}
+        executor.update_parameters(
+            name="amp-track",
+            timeout_min=_DAY_MINUTES,
+            slurm_additional_parameters={"requeue": True, **options},
+            **({"gpus_per_node": self.devices} if self.devices else {}),
+        )
+        self._outputs.append((worker.output, worker.output.stat().st_size))
+        # submitit passes the environment on; a pickle file would contain its passwords.
+        task = SearchWorker(replace(worker, environment={}, output=worker.output.absolute()))
         try:
-            # sbatch passes variables on; a pickle file would contain their passwords. submitit prints errors of sbatch.
             with processes.variables(worker.environment), contextlib.redirect_stderr(io.StringIO()):
-                job = executor.submit(SearchWorker(worker.command, worker.output.absolute()))
+                job = executor.submit(task)
         except (utils.FailedJobError, utils.FailedSubmissionError, OSError) as error:
             interrupts.check()  # Ctrl-C in a terminal also ends sbatch
             raise BadInput(
@@ -85,39 +100,18 @@ class Launcher(base.Launcher):
             self._queue.register_job(job.job_id)
             job.watcher = cast("Any", self._queue)
         self._jobs.append(job)
-        self._outputs.append((worker.output, earlier_bytes))
         say(number, f"submitted as job {job.job_id}")
-
-    def _executor(self, folder: Path) -> submitit.AutoExecutor:
-        import submitit
-
-        if unknown := self.options.keys() & {"clusters", "M"}:
-            raise BadInput(
-                f"--sbatch: {unknown.pop()} is not supported, because jobs are watched on the cluster of this machine. "
-                "Run the command on the other cluster."
-            )
-        executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=_MOST_TIMEOUTS)
-        options = {name: value if value else True for name, value in self.options.items()}
-        executor.update_parameters(
-            name="amp-track",
-            timeout_min=_DAY_MINUTES,
-            slurm_additional_parameters={"requeue": True, **options},
-            **({"gpus_per_node": self.devices} if self.devices else {}),
-        )
-        return executor
 
     def poll(self) -> list[Ended | None]:
         for number, job in enumerate(self._jobs):
             if number not in self._ends and job.done(force_check=self._is_interrupted):
-                self._ends[number] = self._ended(number)
+                self._ends[number] = self._ended(job, *self._outputs[number])
         return [self._ends.get(number) for number in range(len(self._jobs))]
 
-    def _ended(self, number: int) -> Ended:
+    def _ended(self, job: submitit.Job[int], output: Path, earlier_bytes: int) -> Ended:
         """Return how a search worker ended; exit code 1 if SLURM has ended it, or its machine was lost."""
-        job = self._jobs[number]
         if self._is_interrupted or job.exception() is None:
             return Ended(exit_code=1 if self._is_interrupted else job.result())
-        output, earlier_bytes = self._outputs[number]
         has_output = output.stat().st_size > earlier_bytes
         return Ended(exit_code=1, last_line="" if has_output else f"its SLURM job failed; see {job.paths.stderr}")
 
@@ -128,15 +122,10 @@ class Launcher(base.Launcher):
 
 
 class SearchWorker:
-    """The callable that submitit pickles, and calls on the machine that SLURM has chosen.
+    """The callable that submitit pickles, and calls on the machine that SLURM has chosen."""
 
-    Args:
-        command: the command line of the search worker.
-        output: the file for its progress and errors.
-    """
-
-    def __init__(self, command: Sequence[str], output: Path) -> None:
-        self._command, self._output = list(command), output
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
         self._process: processes.SupervisedProcess | None = None
         self._is_told_to_end = False
 
@@ -144,8 +133,7 @@ class SearchWorker:
         """Run the search worker and return its exit code."""
         # submitit ignores SIGTERM. SLURM sends it to a cancelled or preempted job, but not to its child processes.
         signal.signal(signal.SIGTERM, self._end)
-        # submitit passes on the environment of the submitting process.
-        self._process = Worker(command=self._command, environment={}, output=self._output).process()
+        self._process = self._worker.process()
         try:
             # Popen.wait would hold a lock that the signal handler, which runs in the same thread, needs.
             while (code := self._process.exit_code()) is None:
@@ -162,8 +150,8 @@ class SearchWorker:
 
         if self._process is not None:
             self._process.interrupt()
-            self._process.wait(_END_SECONDS)
-        return submitit.helpers.DelayedSubmission(SearchWorker(self._command, self._output))
+            self._process.exit_code(_END_SECONDS)
+        return submitit.helpers.DelayedSubmission(SearchWorker(self._worker))
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         self._is_told_to_end = True
@@ -179,35 +167,28 @@ class Queue:
     """
 
     def __init__(self) -> None:
-        self._jobs: set[str] = set()
-        self._missing: set[str] = set()
-        self._ended: set[str] = set()
+        self._listed: set[str] = set()
+        self._listed_before: set[str] = set()
         self._polled_at_seconds = -math.inf
 
     def register_job(self, job_id: str) -> None:
         """Watch a job from now on."""
-        self._jobs.add(job_id)
+        self._listed.add(job_id)
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
         """Return whether a job was missing in two successive polls, ten seconds apart, or one in mode `force`."""
         pause_seconds = _FORCED_POLL_SECONDS if mode == "force" else _QUEUE_POLL_SECONDS
         if time.monotonic() >= self._polled_at_seconds + pause_seconds:
             self._polled_at_seconds = time.monotonic()
-            self._poll()
-        return job_id in self._ended
+            # squeue fails for listed jobs as soon as SLURM has removed one, so list all.
+            command = ["squeue", "--all", "--noheader", "--format=%i", f"--user={os.getuid()}"]
+            # A user's SQUEUE_* variables may hide jobs.
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+            answer = subprocess.run(command, capture_output=True, text=True, env=environment)
+            if not answer.returncode:  # otherwise SLURM's controller does not answer; its jobs still run
+                self._listed_before, self._listed = self._listed, set(answer.stdout.split())
+        return job_id not in self._listed | self._listed_before
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
         """Return a state for submitit's messages."""
         return "UNKNOWN"
-
-    def _poll(self) -> None:
-        # squeue fails for listed jobs as soon as SLURM has removed one, so list all.
-        command = ["squeue", "--all", "--noheader", "--format=%i", f"--user={os.getuid()}"]
-        # A user's SQUEUE_* variables may hide jobs.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
-        answer = subprocess.run(command, capture_output=True, text=True, env=environment)
-        if answer.returncode:
-            return  # SLURM's controller does not answer; its jobs still run
-        missing = self._jobs - set(answer.stdout.split())
-        self._ended |= missing & self._missing
-        self._missing = missing

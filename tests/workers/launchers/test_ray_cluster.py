@@ -7,58 +7,27 @@ import dataclasses
 import os
 import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from launched import ENDS_WHEN_TOLD
+from held_workers import wait_for
+from launched import ENDS_WHEN_TOLD, SAYS, run_two, start, worker
 from ray_cluster import cluster  # noqa: F401  # a fixture
 
 from amp_track.workers.launchers import ray
 from amp_track.workers.launchers.base import Worker, run
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("cluster")]
-SAYS = """
-import os, sys
-print("a result")
-sys.stderr.write(f"from {os.environ['WHERE']} in {os.getcwd()}\\n\\nwith no end of its line")
-sys.exit(int(sys.argv[1]))
-"""
 TELLS_ITS_ENVIRONMENT = """
 import os, sys
 names = ("OMP_NUM_THREADS", "MLFLOW_TRACKING_PASSWORD", "OTHER")
 print(*[os.environ.get(name) for name in names], file=sys.stderr)
 """
-STARTER = """
-import sys
-from pathlib import Path
-from amp_track.workers import interrupts
-from amp_track.workers.launchers import ray
-from amp_track.workers.launchers.base import Worker, run
-worker = Worker(command=[sys.executable, "-c", sys.argv[1]], environment={}, output=Path("worker-1.err"))
-try:
-    with interrupts.deferred(owns_process=True):
-        run(ray.Launcher(devices=int(sys.argv[2])), [worker], lambda number, line: print(line, flush=True))
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
 HERE = socket.gethostname()
-
-
-def worker(code: str, *arguments: str, number: int = 1, where: str = "here") -> Worker:
-    command = [sys.executable, "-c", code, *arguments]
-    return Worker(command=command, environment={"WHERE": where}, output=Path(f"worker-{number}.err"))
-
-
-def wait_for(happened: Callable[[], object], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+BEGUN, LOST = f"started on {HERE}", "lost its node or Ray's process there; restarting"
 
 
 def running(text: str) -> list[psutil.Process]:
@@ -78,33 +47,12 @@ def kill_rays_process_of(text: str) -> None:
     rays.kill()
 
 
-def start(code: str, devices: int = 0) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", STARTER, code, str(devices)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
 def test_each_line_is_said_and_kept_and_each_exit_code_returned(capfd: pytest.CaptureFixture[str]) -> None:
-    said: list[tuple[int, str]] = []
-    workers = [worker(SAYS, "0", where="one"), worker(SAYS, "3", number=2, where="two")]
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    ended = run(ray.Launcher(), workers, lambda number, line: said.append((number, line)))
-    assert [each.exit_code for each in ended] == [0, 3]
-    assert [each.last_line for each in ended] == ["with no end of its line"] * 2
-    for number, name in enumerate(("one", "two")):
-        lines = [line for of, line in said if of == number]
-        assert lines == [f"started on {HERE}", f"from {name} in {Path.cwd()}", "with no end of its line"]
-    assert Path("worker-2.err").read_text() == f"from two in {Path.cwd()}\n\nwith no end of its line"
-    assert Path("worker-2.out").read_text() == "a result\n"
+    said = run_two(ray.Launcher())
+    assert [lines[:-2] for lines in said.values()] == [[BEGUN], [BEGUN]]
     assert capfd.readouterr() == ("", ""), "Ray says nothing"
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-
-
-def test_much_output_comes_whole() -> None:
-    code = "import sys; print('x' * 3_000_000); print('y' * 2_500_000, file=sys.stderr)"
-    (ended,) = run(ray.Launcher(), [worker(code)], lambda *_: None)
-    assert ended.exit_code == 0
-    assert Path("worker-1.out").read_text() == "x" * 3_000_000 + "\n"
-    assert Path("worker-1.err").read_text() == "y" * 2_500_000 + "\n"
 
 
 def test_of_the_environment_what_is_about_the_stores_and_threads_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,9 +77,9 @@ def test_what_workers_are_told_is_in_no_file_of_the_cluster(cluster: Path) -> No
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interrupt_reaches_the_workers_which_end_their_runs(number: signal.Signals) -> None:
-    with start(ENDS_WHEN_TOLD) as starter:
+    with start("ray", ENDS_WHEN_TOLD) as starter:
         assert starter.stdout is not None
-        assert starter.stdout.readline() == f"started on {HERE}\n".encode()
+        assert starter.stdout.readline() == f"{BEGUN}\n".encode()
         assert starter.stdout.readline() == b"up\n"
         starter.send_signal(number)
         said, errors = starter.communicate(timeout=30)
@@ -143,8 +91,7 @@ def test_an_interrupt_reaches_the_workers_which_end_their_runs(number: signal.Si
 
 
 def test_a_worker_ends_with_a_command_that_is_killed() -> None:
-    code = ENDS_WHEN_TOLD + "# of the killed"
-    with start(code) as starter:
+    with start("ray", ENDS_WHEN_TOLD + "# of the killed") as starter:
         assert starter.stdout is not None
         while starter.stdout.readline() != b"up\n":
             pass
@@ -153,34 +100,41 @@ def test_a_worker_ends_with_a_command_that_is_killed() -> None:
     wait_for(lambda: not running("# of the killed"))
 
 
-@pytest.mark.slow
-def test_a_worker_is_started_again_when_rays_process_is_killed() -> None:
+def run_lost(text: str, lose: Callable[[], None]) -> tuple[int, str, list[str]]:
+    """Run a search worker and call a function when it has started. Return its exit code, last line and all lines."""
     said: list[str] = []
 
     def say(number: int, line: str) -> None:
         said.append(line)
         if line == "up":
-            kill_rays_process_of("# of the lost")
-            wait_for(lambda: len(running("# of the lost")) == 0)
+            lose()
 
-    (ended,) = run(ray.Launcher(), [worker(ENDS_WHEN_TOLD + "# of the lost")], say)
-    begun = f"started on {HERE}"
-    lost = "lost its node or Ray's process there; restarting"
-    assert said == [begun, "up", lost, begun, "resumed"]
-    assert ended.exit_code == 0
+    (ended,) = run(ray.Launcher(), [worker(ENDS_WHEN_TOLD + text)], say)
+    return ended.exit_code, ended.last_line, said
+
+
+@pytest.mark.slow
+def test_a_worker_is_started_again_when_rays_process_is_killed() -> None:
+    def lose() -> None:
+        kill_rays_process_of("# of the lost")
+        wait_for(lambda: not running("# of the lost"))
+
+    exit_code, _, said = run_lost("# of the lost", lose)
+    assert said[:2] == [BEGUN, "up"]
+    assert [line for line in said[2:] if line != "ended its runs"] == [LOST, BEGUN, "resumed"]
+    assert exit_code == 0
 
 
 def test_a_worker_that_is_always_lost_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "_MOST_LOSSES", 1)
 
-    def say(number: int, line: str) -> None:
-        if line == "up":
-            Path("was here").unlink()
-            kill_rays_process_of("# always lost")
+    def lose() -> None:
+        Path("was here").unlink()
+        kill_rays_process_of("# always lost")
 
-    (ended,) = run(ray.Launcher(), [worker(ENDS_WHEN_TOLD + "# always lost")], say)
-    assert ended.exit_code == 1
-    assert "The actor died" in ended.last_line
+    exit_code, last_line, _ = run_lost("# always lost", lose)
+    assert exit_code == 1
+    assert "The actor died" in last_line
 
 
 def test_a_worker_waits_for_a_gpu_and_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
