@@ -36,20 +36,10 @@ _TRAINS = {"train", "seeds", "compare"}
 
 @interrupted_safely
 def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> str:
-    """Serve the pages until Ctrl-C, SIGTERM, or the terminal is closed. Writes nothing itself.
+    """Serve the pages until Ctrl-C, SIGTERM, or the terminal is closed, and return which servers were stopped.
 
-    Args:
-        request: the options of the command.
-        study: the name of a study; None for the only one, or for the pages that list all.
-        show: called with the pages when they can be opened.
-
-    Returns:
-        The servers that were stopped. Ctrl-C ends a server normally, with exit code 0. Before the pages are ready, it
-        raises KeyboardInterrupt as in other commands.
-
-    Raises:
-        BadInput: a store does not exist or cannot be opened, it lacks the study, or a port is in use.
-        ServerFailed: a server has exited or does not respond; the other one is stopped.
+    Writes nothing itself. Before the pages are ready and `show` was called with them, Ctrl-C raises KeyboardInterrupt
+    as in other commands; afterwards it is the normal end.
     """
     options, storage, store = request.ui_options, request.stores.optuna, request.stores.mlflow
     is_tracking_server = store.kind == "http"  # which serves MLflow's UI itself
@@ -125,11 +115,7 @@ class Found:
 
 
 def find(stores: Stores, study: str | None) -> Found:
-    """Return the pages of a study; without a name those of the only study, or those that list all.
-
-    Raises:
-        BadInput: there is no such study, none of its trials is finished, or one of the two stores does not exist yet.
-    """
+    """Return the pages of a study; without a name those of the only study, or those that list all. Raise BadInput."""
     with progress.working("looking for the study"):
         with interrupts.nothing_to_end():
             from amp_track.study import storage

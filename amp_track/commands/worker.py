@@ -43,15 +43,7 @@ _FOR_MANY_MACHINES = {
 def work(request: Request, *, runner: Runner | None = None) -> Result:
     """Run search workers until the study is finished, and return its result.
 
-    Args:
-        request: the study's name in `stores.study`, the workers in `work_options`, and the workload if it was given.
-        runner: runs the jobs of a search worker in this process; by default fresh processes on this machine.
-
-    Raises:
-        BadInput: the study does not exist, its workload may not run here, its device, budget or torch version differs,
-            or no worker can be started. Nothing is written then.
-        WorkersFailed: every search worker has failed.
-        TargetFailed, NothingFits, KeyboardInterrupt: as `max_batch`, `search` and `compare`.
+    `runner` runs the jobs of a search worker in this process; by default fresh processes on this machine.
     """
     options = request.work_options
     is_this_process = options.launcher == "local" and options.workers == 1
@@ -87,20 +79,12 @@ def _check_options(request: Request, *, is_this_process: bool) -> None:
     if request.job.device != _ANY_DEVICE and not is_this_process:
         raise BadInput("--device cannot be used with several workers or a launcher: each worker gets its own device.")
     if options.launcher != "local":
-        for flag, store in _stores(request).items():
+        for flag, store in (("--storage", request.stores.optuna), ("--tracking-uri", request.stores.mlflow)):
             if not _is_reachable(store):
                 raise BadInput(
                     f"{flag}: got {store} with --launcher {options.launcher} on other machines, expected "
                     f"{_FOR_MANY_MACHINES[flag]}"
                 )
-
-
-def _stores(request: Request) -> dict[str, StoreAddress]:
-    """Return the store addresses by flag, with an absolute path of a journal."""
-    storage = request.stores.optuna
-    if storage.kind == "journal" and storage.file is not None:
-        storage = StoreAddress.parse(str(storage.file.absolute()))
-    return {"--storage": storage, "--tracking-uri": request.stores.mlflow}
 
 
 def _is_reachable(store: StoreAddress) -> bool:
@@ -148,10 +132,10 @@ def _joining(request: Request, name: str, known: Remembered, workload: str) -> R
 
 def _workers(request: Request, environments: Sequence[dict[str, str]], folder: Path, name: str) -> list[Worker]:
     """Return the search workers to start, each with its environment."""
-    stores = _stores(request)
+    storage = request.stores.optuna
     environment = {
-        STORAGE_VARIABLE: stores["--storage"].url,
-        "MLFLOW_TRACKING_URI": stores["--tracking-uri"].url,
+        STORAGE_VARIABLE: str(storage.file.absolute()) if storage.kind == "journal" and storage.file else storage.url,
+        "MLFLOW_TRACKING_URI": request.stores.mlflow.url,
         "MLFLOW_RUN_ID": "",  # the run of `mlflow run` belongs to this command
     }
     command = [*processes.command("amp_track.__main__", "main()"), "worker", name]

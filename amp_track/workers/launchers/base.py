@@ -2,102 +2,88 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
+import functools
 import importlib
 import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from amp_track.records.errors import BadInput
 from amp_track.workers import interrupts
 from amp_track.workers.processes import SupervisedProcess
 
-Say = Callable[[int, str], None]
-"""Called with the number of a search worker, from 0, and a line of its output."""
+Say = Callable[[str], None]
+"""Called with a line about a search worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A search worker to start.
-
-    Args:
-        command: its command line; other users of the machine can read it.
-        environment: additional environment variables: its device, and store addresses with passwords.
-        output: the file for its progress and errors; the file for its result ends in `.out` instead of `.err`.
-    """
+    """A search worker to start."""
 
     command: Sequence[str]
+    """Other users of the machine can read it."""
     environment: Mapping[str, str]
+    """Additional environment variables: its device, and store addresses with passwords."""
     output: Path
+    """The file for its progress and errors; the file for its result ends in `.out` instead of `.err`."""
 
     def process(self, folder: str | None = None) -> SupervisedProcess:
         """Start its process, by default in the working folder of this one."""
         with self.output.open("ab") as errors, self.output.with_suffix(".out").open("ab") as result:
             return SupervisedProcess(self.command, self.environment, output=result, errors=errors, folder=folder)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """The end of a search worker."""
-
-    exit_code: int
-    last_line: str = ""
-    """The launcher's error; by default the last line of the search worker's progress and errors."""
+    def add_to_output(self, line: str) -> None:
+        """Write a line to its progress and errors."""
+        with self.output.open("a") as file:
+            file.write(f"{line}\n")
 
 
-@dataclass(kw_only=True)
-class Launcher(abc.ABC):
-    """Start search workers somewhere, and watch them.
+class Started(Protocol):
+    """A search worker that a launcher has started."""
+
+    def exit_code(self) -> int | None:
+        """Return its exit code; None while it runs."""
+
+    def interrupt(self) -> None:
+        """Ask it to end its runs and exit."""
+
+
+class Launcher:
+    """Starts search workers somewhere.
 
     Args:
         devices: the number of accelerators of each search worker.
         options: of `--sbatch`; an empty string is an option without a value.
     """
 
-    devices: int = 0
-    options: Mapping[str, str] = field(default_factory=dict)
-    poll_seconds: ClassVar[float] = 0.1
-    end_seconds: ClassVar[float] = math.inf
+    poll_seconds = 0.1
+    end_seconds = math.inf
     """How long interrupted search workers may take to end their runs."""
 
-    @staticmethod  # noqa: B027 — optional
+    def __init__(self, *, devices: int = 0, options: Mapping[str, str] | None = None) -> None:
+        self.devices, self.options = devices, options or {}
+
+    @staticmethod
     def check() -> None:
         """Raise BadInput if this machine cannot use the launcher."""
 
     @staticmethod
     def environments(workers: int, kind: str, *, each: int) -> list[dict[str, str]]:
-        """Return the environment variables that give each search worker separate devices, if the launcher does not.
-
-        Args:
-            workers: the number of search workers.
-            kind: of device: `cpu`, `cuda`, …
-            each: the number of devices of a search worker.
-
-        Raises:
-            BadInput: there are fewer devices.
-        """
+        """Return variables that give each search worker its devices, unless the launcher does. Raise BadInput."""
         return [{} for _ in range(workers)]
 
-    @abc.abstractmethod
-    def start(self, number: int, worker: Worker, say: Say) -> None:
+    def start(self, worker: Worker, say: Say) -> Started:
         """Start a search worker. Raises BadInput if that is impossible."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def poll(self) -> list[Ended | None]:
-        """Return how each search worker has ended; None while it runs."""
-
-    @abc.abstractmethod
-    def interrupt(self) -> None:
-        """Ask all search workers to end their runs and exit."""
-
-    def stop(self) -> None:  # noqa: B027 — optional
-        """End all remaining search workers, and release what the launcher holds."""
+    def stop(self, started: Sequence[Any]) -> None:
+        """End the search workers that still run, and release what the launcher holds."""
 
 
 def named(name: str) -> type[Launcher]:
@@ -105,42 +91,51 @@ def named(name: str) -> type[Launcher]:
     return cast("type[Launcher]", importlib.import_module(f"amp_track.workers.launchers.{name}").Launcher)
 
 
-def run(launcher: Launcher, workers: Sequence[Worker], say: Say) -> list[Ended]:
+class Ended(NamedTuple):
+    """The end of a search worker."""
+
+    exit_code: int
+    last_line: str
+    """Of its progress and errors."""
+
+
+def run(launcher: Launcher, workers: Sequence[Worker], say: Callable[[int, str], None]) -> list[Ended]:
     """Run search workers until all have ended, and return how each ended, in the same order.
+
+    Args:
+        launcher: starts them.
+        workers: the search workers.
+        say: called with the number of a search worker, from 0, and a line of its output.
 
     Raises:
         BadInput: the launcher cannot start them.
         KeyboardInterrupt: Ctrl-C or SIGTERM was received; the search workers have ended their runs and exited.
     """
     outputs = [_Output(worker.output) for worker in workers]
+    started: list[Started] = []
 
-    def say_new_lines(*, is_over: bool = False) -> None:
+    def exit_codes() -> list[int | None]:
+        codes = [each.exit_code() for each in started]
         for number, output in enumerate(outputs):
-            for line in output.new_lines(is_over=is_over):
+            for line in output.new_lines(is_over=None not in codes):
                 say(number, line)
+        return codes
 
     try:
         for number, worker in enumerate(workers):
-            launcher.start(number, worker, say)
-        while None in (ends := launcher.poll()):
-            say_new_lines()
+            started.append(launcher.start(worker, functools.partial(say, number)))
+        while None in (codes := exit_codes()):
             interrupts.sleep(launcher.poll_seconds)
     except BaseException:
-        launcher.interrupt()
+        for each in started:
+            each.interrupt()
         deadline = time.monotonic() + launcher.end_seconds
-        while None in launcher.poll() and time.monotonic() < deadline:  # a third Ctrl-C ends this process
-            say_new_lines()
+        while None in exit_codes() and time.monotonic() < deadline:  # a third Ctrl-C ends this process
             time.sleep(launcher.poll_seconds)
-        say_new_lines(is_over=True)
         raise
     finally:
-        launcher.stop()
-    say_new_lines(is_over=True)
-    return [
-        Ended(exit_code=end.exit_code, last_line=end.last_line or output.last_line)
-        for end, output in zip(ends, outputs, strict=True)
-        if end is not None
-    ]
+        launcher.stop(started)
+    return [Ended(code, output.last_line) for code, output in zip(codes, outputs, strict=True) if code is not None]
 
 
 @contextlib.contextmanager

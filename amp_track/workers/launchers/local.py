@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from amp_track.records.errors import BadInput
 from amp_track.workers import processes
 from amp_track.workers.launchers import base
-from amp_track.workers.launchers.base import Ended, Say, Worker
+from amp_track.workers.launchers.base import Say, Worker
+from amp_track.workers.processes import SupervisedProcess
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _COUNT = "import torch; print(torch.accelerator.device_count())"
 
 
-@dataclass(kw_only=True)
 class Launcher(base.Launcher):
-    """Start search workers as processes on this machine."""
-
-    _processes: list[processes.SupervisedProcess] = field(default_factory=list, init=False)
+    """Starts search workers as processes on this machine."""
 
     @staticmethod
     def environments(workers: int, kind: str, *, each: int) -> list[dict[str, str]]:
@@ -34,19 +32,11 @@ class Launcher(base.Launcher):
             )
         return [{_VISIBLE: ",".join(here[first : first + each])} for first in range(0, workers * each, each)]
 
-    def start(self, number: int, worker: Worker, say: Say) -> None:
-        self._processes.append(worker.process())
+    def start(self, worker: Worker, say: Say) -> SupervisedProcess:
+        return worker.process()
 
-    def poll(self) -> list[Ended | None]:
-        codes = [process.exit_code() for process in self._processes]
-        return [Ended(exit_code=code) if code is not None else None for code in codes]
-
-    def interrupt(self) -> None:
-        for process in self._processes:
-            process.interrupt()
-
-    def stop(self) -> None:
-        processes.end(self._processes)
+    def stop(self, started: Sequence[SupervisedProcess]) -> None:
+        processes.end(started)
 
 
 def _visible_devices(kind: str) -> list[str]:

@@ -8,7 +8,6 @@ cancelled task nor the end of its runs.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import os
@@ -16,20 +15,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import psutil
 
 from amp_track.records.errors import INTERRUPTS, BadInput
-from amp_track.workers import processes
 from amp_track.workers.launchers import base
-from amp_track.workers.launchers.base import Ended, Say, Worker
+from amp_track.workers.launchers.base import Say, Worker
+from amp_track.workers.processes import SupervisedProcess
 
 _WAITS_SECONDS = 10
 """How long a search worker waits for the cluster before a line is printed."""
-_END_SECONDS = 10
 _MOST_LOSSES = 10
 """The most restarts of a search worker; one that exhausts its node's memory would restart forever."""
 _HANDED_ON = ("AMP_TRACK_", "MLFLOW_", "OMP_NUM_THREADS")
@@ -40,13 +38,12 @@ _CONNECT_SECONDS = 5
 _ADVICE = "Set RAY_ADDRESS=host:6379, or start a cluster: ray start --head"
 
 
-@dataclass(kw_only=True)
 class Launcher(base.Launcher):
-    """Start search workers as actors of a Ray cluster."""
+    """Starts search workers as actors of a Ray cluster."""
 
-    poll_seconds: ClassVar[float] = 0.2
-    end_seconds: ClassVar[float] = 60
-    _remotes: list[_Remote] = field(default_factory=list, init=False)
+    poll_seconds = 0.2
+    end_seconds = 60
+    _is_connected = False
 
     @staticmethod
     def check() -> None:
@@ -57,26 +54,17 @@ class Launcher(base.Launcher):
             raise BadInput("--launcher ray requires Ray. Install it: pip install 'amp-track[ray]'") from None
         _address()
 
-    def start(self, number: int, worker: Worker, say: Say) -> None:
-        if not self._remotes:
+    def start(self, worker: Worker, say: Say) -> _Remote:
+        if not self._is_connected:
             _connect()
-        self._remotes.append(_Remote(worker, functools.partial(say, number), self.devices))
+            self._is_connected = True
+        return _Remote(worker, say, self.devices)
 
-    def poll(self) -> list[Ended | None]:
-        return [remote.poll() for remote in self._remotes]
-
-    def interrupt(self) -> None:
-        for remote in self._remotes:
-            remote.interrupt()
-
-    def stop(self) -> None:
+    def stop(self, started: Sequence[_Remote]) -> None:
         import ray
         from ray.exceptions import RayError
 
-        with contextlib.suppress(RayError):
-            if calls := [remote.actor.end.remote() for remote in self._remotes if remote.end is None]:
-                ray.wait(calls, num_returns=len(calls), timeout=_END_SECONDS)
-        for remote in self._remotes:
+        for remote in started:
             with contextlib.suppress(RayError):
                 ray.kill(remote.actor)
         with _own_signals():
@@ -86,9 +74,9 @@ class Launcher(base.Launcher):
 class _Remote:
     """The handle of a search worker on the cluster: its actor and one pending call."""
 
-    def __init__(self, worker: Worker, say: Callable[[str], None], devices: int) -> None:
-        self.end: Ended | None = None
+    def __init__(self, worker: Worker, say: Say, devices: int) -> None:
         self._worker, self._say, self._devices = worker, say, devices
+        self._exit_code: int | None = None
         self._losses = 0
         self._is_interrupted = False
         self._start()
@@ -114,63 +102,60 @@ class _Remote:
         worker = replace(self._worker, environment=environment, output=output)
         self._answer = self.actor.start.remote(worker, os.getcwd(), sys.executable)
 
-    def poll(self) -> Ended | None:
-        """Process an answer of the actor, if there is one, and ask again. Return how the search worker has ended."""
+    def exit_code(self) -> int | None:
         import ray
         from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
-        if self.end is not None:
-            return self.end
+        if self._exit_code is not None:
+            return self._exit_code
         try:
             if ray.wait([self._answer], timeout=0)[0]:
-                self._take(ray.get(self._answer))
+                answer = ray.get(self._answer)
+                if not self._is_started:
+                    self._is_started = True
+                    self._say(f"started on {answer}")
+                    self._ask()
+                elif answer is None:
+                    self._ask()
+                else:
+                    self._exit_code = answer
         except ActorUnavailableError:
             self._ask()  # its node may come back; repeated requests are harmless
         except RayTaskError as error:
-            self.end = Ended(exit_code=1, last_line=str(error.cause))
-        except RayError as error:
-            self._restart(error)
-        if self.end is None and not self._is_started and time.monotonic() > self._say_it_waits_at:
+            self._fail(str(error.cause))
+        except RayError as error:  # its node, or Ray's process there, was lost
+            self._losses += 1
+            is_hopeless = getattr(error, "actor_init_failed", False)  # for example a node without amp_track
+            if is_hopeless or self._is_interrupted or self._losses > _MOST_LOSSES:
+                self._fail(" ".join(str(error).split()))
+            else:
+                self._say("lost its node or Ray's process there; restarting")
+                self._start()
+        if self._exit_code is None and not self._is_started and time.monotonic() > self._say_it_waits_at:
             self._say_it_waits_at = math.inf
             resource = f"{self._devices} GPUs" if self._devices > 1 else "a GPU" if self._devices else "a CPU"
             self._say(f"waiting for {resource} of the cluster")
-        return self.end
+        return self._exit_code
 
-    def _take(self, answer: Any) -> None:
-        if self._is_started and answer is not None:
-            self.end = Ended(exit_code=answer)
-            return
-        if not self._is_started:
-            self._is_started = True
-            self._say(f"started on {answer}")
-        self._ask()
-
-    def _restart(self, error: Exception) -> None:
-        """Start the search worker again: its node, or Ray's process there, was lost."""
-        self._losses += 1
-        is_hopeless = getattr(error, "actor_init_failed", False)  # for example a node without amp_track
-        if is_hopeless or self._is_interrupted or self._losses > _MOST_LOSSES:
-            self.end = Ended(exit_code=1, last_line=" ".join(str(error).split()))
-        else:
-            self._say("lost its node or Ray's process there; restarting")
-            self._start()
+    def _fail(self, problem: str) -> None:
+        self._exit_code = 1
+        self._worker.add_to_output(problem)
 
     def interrupt(self) -> None:
-        """Ask the search worker to end its runs and exit, or cancel it if it has not started."""
         import ray
 
-        self.poll()  # it may have started since the last poll
         self._is_interrupted = True
-        if self.end is None and self._is_started:
+        if self.exit_code() is None and self._is_started:  # it may have started since the last call
             self.actor.interrupt.remote()
-        elif self.end is None:
+        elif self._exit_code is None:
             ray.kill(self.actor)
+            self._exit_code = 1
 
 
 class RemoteWorker:
     """An actor with the process of a search worker, on the node that Ray has chosen. Repeated calls are harmless."""
 
-    _process: processes.SupervisedProcess | None = None
+    _process: SupervisedProcess
 
     def start(self, worker: Worker, folder: str, python: str) -> str:
         """Start a search worker, and return the host name of this node.
@@ -186,7 +171,7 @@ class RemoteWorker:
         host = socket.gethostname()
         if not os.path.isdir(folder):
             raise FileNotFoundError(f"{host} has no folder {folder}. Run the command in a folder that all nodes share.")
-        if self._process is None:
+        if not hasattr(self, "_process"):
             if _THREADS not in psutil.Process().environ():
                 os.environ.pop(_THREADS, None)  # set by Ray to the number of CPUs of the actor
             command = [sys.executable if part == python else part for part in worker.command]
@@ -195,26 +180,15 @@ class RemoteWorker:
 
     def exit_code(self) -> int | None:
         """Return the exit code of the search worker; None while it runs."""
-        assert self._process is not None
         return self._process.exit_code()
 
     def interrupt(self) -> None:
         """Ask the search worker to end its runs and exit."""
-        assert self._process is not None
         self._process.interrupt()
-
-    def end(self) -> None:
-        """End the search worker within the supervisor's grace period, if it still runs."""
-        if self._process is not None:
-            processes.end([self._process])
 
 
 def _address() -> str:
-    """Return the address of the cluster, after a connection test.
-
-    Raises:
-        BadInput: there is no cluster. Ray itself would wait for it for two minutes.
-    """
+    """Return the address of the cluster. Raise BadInput if there is none: Ray would wait for it for two minutes."""
     found = os.environ.get(_ADDRESS, "")
     if found in ("", "auto"):
         from ray._private import services  # the public interface finds a cluster only by RAY_ADDRESS
@@ -237,11 +211,7 @@ def _address() -> str:
 
 
 def _connect() -> None:
-    """Connect to the cluster.
-
-    Raises:
-        BadInput: there is no cluster, or it rejects this process, for example because of another version of Ray.
-    """
+    """Connect to the cluster. Raise BadInput if it rejects this process, for example with another version of Ray."""
     import ray
     from ray._private import utils, worker
     from ray.exceptions import RayError

@@ -7,6 +7,7 @@ its time limit or is preempted ends its runs, is requeued, and resumes the study
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import os
@@ -14,15 +15,14 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from amp_track.records.errors import BadInput
 from amp_track.workers import interrupts, processes
 from amp_track.workers.launchers import base
-from amp_track.workers.launchers.base import Ended, Say, Worker
+from amp_track.workers.launchers.base import Say, Worker
 
 if TYPE_CHECKING:
     import submitit
@@ -40,20 +40,13 @@ _DAY_MINUTES = 24 * 60
 _MOST_TIMEOUTS = 1000
 
 
-@dataclass(kw_only=True)
 class Launcher(base.Launcher):
-    """Submit search workers as SLURM jobs."""
+    """Submits search workers as SLURM jobs."""
 
-    cluster: ClassVar[str] = "slurm"
+    cluster = "slurm"
     """`local` runs them on this machine instead."""
-    poll_seconds: ClassVar[float] = 1.0
-    end_seconds: ClassVar[float] = 90
-    _jobs: list[submitit.Job[int]] = field(default_factory=list, init=False)
-    _outputs: list[tuple[Path, int]] = field(default_factory=list, init=False)
-    """The file of each job's output, and its bytes before the job."""
-    _ends: dict[int, Ended] = field(default_factory=dict, init=False)
-    _queue: Queue = field(default_factory=lambda: Queue(), init=False)
-    _is_interrupted: bool = field(default=False, init=False)
+    poll_seconds = 1.0
+    end_seconds = 90
 
     @staticmethod
     def check() -> None:
@@ -66,7 +59,11 @@ class Launcher(base.Launcher):
                 f"--launcher slurm requires {', '.join(missing)}. Run the command on a machine that can submit jobs."
             )
 
-    def start(self, number: int, worker: Worker, say: Say) -> None:
+    @functools.cached_property
+    def _queue(self) -> Queue:
+        return Queue()
+
+    def start(self, worker: Worker, say: Say) -> _Job:
         import submitit
         from submitit.core import utils
 
@@ -78,16 +75,18 @@ class Launcher(base.Launcher):
         executor = submitit.AutoExecutor(
             folder=worker.output.parent / "slurm", cluster=self.cluster, slurm_max_num_timeout=_MOST_TIMEOUTS
         )
-        options = {name: value or True for name, value in self.options.items()}
         executor.update_parameters(
             name="amp-track",
             timeout_min=_DAY_MINUTES,
-            slurm_additional_parameters={"requeue": True, **options},
+            slurm_additional_parameters={
+                "requeue": True,
+                **{name: value or True for name, value in self.options.items()},
+            },
             **({"gpus_per_node": self.devices} if self.devices else {}),
         )
-        self._outputs.append((worker.output, worker.output.stat().st_size))
         # submitit passes the environment on; a pickle file would contain its passwords.
         task = SearchWorker(replace(worker, environment={}, output=worker.output.absolute()))
+        earlier_bytes = worker.output.stat().st_size
         try:
             with processes.variables(worker.environment), contextlib.redirect_stderr(io.StringIO()):
                 job = executor.submit(task)
@@ -99,26 +98,33 @@ class Launcher(base.Launcher):
         if self.cluster == "slurm":
             self._queue.register_job(job.job_id)
             job.watcher = cast("Any", self._queue)
-        self._jobs.append(job)
-        say(number, f"submitted as job {job.job_id}")
+        say(f"submitted as job {job.job_id}")
+        return _Job(job, worker, earlier_bytes)
 
-    def poll(self) -> list[Ended | None]:
-        for number, job in enumerate(self._jobs):
-            if number not in self._ends and job.done(force_check=self._is_interrupted):
-                self._ends[number] = self._ended(job, *self._outputs[number])
-        return [self._ends.get(number) for number in range(len(self._jobs))]
 
-    def _ended(self, job: submitit.Job[int], output: Path, earlier_bytes: int) -> Ended:
-        """Return how a search worker ended; exit code 1 if SLURM has ended it, or its machine was lost."""
-        if self._is_interrupted or job.exception() is None:
-            return Ended(exit_code=1 if self._is_interrupted else job.result())
-        has_output = output.stat().st_size > earlier_bytes
-        return Ended(exit_code=1, last_line="" if has_output else f"its SLURM job failed; see {job.paths.stderr}")
+class _Job:
+    """A submitted search worker."""
+
+    def __init__(self, job: submitit.Job[int], worker: Worker, earlier_bytes: int) -> None:
+        self._job, self._worker, self._earlier_bytes = job, worker, earlier_bytes
+        self._exit_code: int | None = None
+        self._is_interrupted = False
+
+    def exit_code(self) -> int | None:
+        """Return its exit code; 1 if SLURM has ended it, or its machine was lost."""
+        if self._exit_code is None and self._job.done(force_check=self._is_interrupted):
+            self._exit_code = 1
+            if self._is_interrupted:
+                return 1
+            if self._job.exception() is None:
+                self._exit_code = self._job.result()
+            elif self._worker.output.stat().st_size == self._earlier_bytes:
+                self._worker.add_to_output(f"its SLURM job failed; see {self._job.paths.stderr}")
+        return self._exit_code
 
     def interrupt(self) -> None:
         self._is_interrupted = True
-        for job in self._jobs:
-            job.cancel(check=False)
+        self._job.cancel(check=False)
 
 
 class SearchWorker:
