@@ -1,6 +1,5 @@
 """`amp-track dtypes` as a user meets it."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,35 +23,6 @@ class TooLarge(Workload):
     def loss(self, output, target):
         return super().loss(output, target) + torch.empty(2**60).sum()
 """
-
-
-def test_it_prints_a_table_and_what_to_remember_and_writes_nothing(amp_track: Command, tmp_path: Path) -> None:
-    done = amp_track("dtypes", DIGITS, "--device", "cpu")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert f"{DIGITS} at amp on " in lines[0]
-    (row,) = [line for line in lines if "│ 1, 5, 9" in line]
-    assert [cell.strip() for cell in row.strip("│").split("│")] == [
-        "1, 5, 9", "forward", "batch_norm", "float16, float32 → float16", "3",
-    ]  # fmt: skip
-    assert lines[-1] == (
-        "forward pass and loss: 12 operations in float16, 2 in float32, 7 casts between: "
-        "convolution, batch_norm, silu, avg_pool2d in float16; log_softmax, nll_loss in float32"
-    )
-    assert done.stderr == ""
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_json_is_one_object_with_every_operation(amp_track: Command) -> None:
-    done = amp_track(
-        "dtypes", DIGITS, "--device", "cpu", "--precision", "bf16", "--batch-size", "3", "--synthetic", "--json"
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert list(report) == ["target", "precision", "batch_size", "device", "counts", "casts", "operations"]
-    assert (report["precision"], report["batch_size"], report["device"]["kind"]) == ("bf16", 3, "cpu")
-    assert report["counts"] == {"bfloat16": 12, "float32": 2}
-    assert {one["layer"] for one in report["operations"]} == {*map(str, range(12)), "(loss)"}
 
 
 @pytest.mark.nightly

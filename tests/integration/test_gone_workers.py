@@ -134,14 +134,3 @@ def test_a_machine_that_is_gone_is_noticed_by_a_worker_at_work(elsewhere: tuple[
     assert of_trial["s/max-batch", str(lost.number)].info.status == "KILLED"
     assert of_trial["s/max-batch", str(lost.number)].data.tags["amp_track.status"] == "interrupted"
     assert {run.info.status for run in runs()} == {"FINISHED", "KILLED"}
-
-
-def test_a_train_ends_the_run_of_one_that_was_killed() -> None:
-    command = ["train", DIGITS, "--precision", "fp32", "--batch-size", "8", "--json"]
-    with HeldWorker("killed", *command, holds=(0,)) as killed:
-        killed.wait_until_it_holds(0)
-    assert [run.info.status for run in runs()] == ["RUNNING"]
-    with HeldWorker("next", *command) as later:
-        later.result()
-    assert "ended 1 run whose process had died" in later.stderr
-    assert sorted(run.info.status for run in runs()) == ["FINISHED", "KILLED"]

@@ -115,22 +115,6 @@ def grows(**settings: object) -> Job:
 
 
 @pytest.mark.nightly
-def test_a_max_batch_that_a_longer_training_refutes_steps_down_and_is_proven_again() -> None:
-    unconfirmed = max_batch(request(grows(), precisions=("fp32",), confirm_steps=0, study="short"))
-    confirmed = max_batch(request(grows(), precisions=("fp32",), study="long"))
-    short, long = unconfirmed.precisions["fp32"], confirmed.precisions["fp32"]
-    assert short.confirmation is None
-    assert long.confirmation is not None
-    assert short.found.batch_size - 17 <= long.found.batch_size <= short.found.batch_size - 15
-    trials = optuna.load_study(study_name="long/max-batch", storage=URL).trials
-    confirmations = {t.params["batch_size"]: t.value for t in trials if t.user_attrs["kind"] == "confirm"}
-    assert confirmations[long.found.batch_size] == long.found.batch_size
-    assert confirmations[long.found.batch_size + 1] == 0, "one more fails in a longer training too"
-    assert len(confirmations) <= 6
-    assert long.max_multiple == long.found.batch_size, "what only a longer training has run, has run"
-
-
-@pytest.mark.nightly
 def test_a_max_batch_in_evaluation_is_named_as_such_and_the_same_if_no_probe_evaluates() -> None:
     """In a training of one epoch the evaluation comes last; only the confirming training makes it, if there is one."""
     job = grows(options=(("evaluates_large", "True"), ("more_after", "100000")), epochs=1)

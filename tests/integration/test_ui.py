@@ -159,32 +159,6 @@ def test_no_server_outlives_the_command(number: signal.Signals) -> None:
 
 
 @pytest.mark.usefixtures("fresh_stores")
-def test_where_only_train_was_used_mlflow_is_served_alone() -> None:
-    Path("optuna.db").unlink()
-    experiment_id = MlflowClient(tracking_uri=stores()["tracking_uri"]).create_experiment("amp_track")
-    with ui("--no-browser") as running:
-        (address,) = running.addresses
-        assert address.endswith(f"/#/experiments/{experiment_id}/runs?workflowType=machine_learning")
-        assert requests.get(address, timeout=60).status_code == 200
-        assert running.lines[-1] == "Press Ctrl-C to stop MLflow's UI"
-    assert not Path("optuna.db").exists()
-
-
-@pytest.mark.usefixtures("fresh_stores")
-def test_a_server_that_dies_ends_the_other() -> None:
-    with ui("--no-browser") as running:
-        (dashboard,) = [
-            process for process in running.started() if "-c" in process.cmdline() and "-I" not in process.cmdline()
-        ]
-        dashboard.kill()
-        _, complaints = running.process.communicate(timeout=60)
-        assert running.process.returncode == 1
-        assert complaints.splitlines()[-1].startswith(
-            "amp-track: optuna-dashboard ended unexpectedly with exit code 137"
-        )
-
-
-@pytest.mark.usefixtures("fresh_stores")
 def test_a_server_that_does_not_start_is_told_with_its_last_lines() -> None:
     command = [sys.executable, "-m", "amp_track", "ui", "--no-browser", "--host", "0.0.0.0"]
     environment = os.environ | {"MLFLOW_UVICORN_OPTS": "--no-such-option"}
