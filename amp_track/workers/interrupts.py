@@ -125,8 +125,7 @@ _current: _Deferral | None = None
 def deferred(*, owns_process: bool) -> Iterator[None]:
     """Raise KeyboardInterrupt only in `waiting` blocks, at `check`, and at the end of the block.
 
-    Args:
-        owns_process: whether the third signal may end the process; otherwise it raises immediately.
+    The third signal ends the process if `owns_process`; otherwise it raises immediately.
     """
     global _current
     if _current is not None or not _is_main_thread():

@@ -56,14 +56,8 @@ class SupervisedProcess:
     """A program that ends when this process ends, even if this process is killed.
 
     A supervisor, which holds this process's pipe as its stdin, ends the program when the kernel closes the pipe. Both
-    are in a process group that Ctrl-C in the terminal does not reach.
-
-    Args:
-        command: the command line; every user of the machine can read it.
-        environment: additional environment variables; secrets belong here.
-        output: the file for stdout.
-        errors: the file for stderr.
-        folder: the working folder; by default that of this process.
+    are in a process group that Ctrl-C in the terminal does not reach. Every user of the machine can read the command
+    line: secrets belong in the additional environment variables.
     """
 
     def __init__(

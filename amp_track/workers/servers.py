@@ -29,21 +29,16 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass
 class Server:
-    """A web server. `running` starts it.
-
-    Args:
-        name: for messages.
-        command: the command line; every user of the machine can read it.
-        environment: additional environment variables; secrets belong here.
-        address: its URL, such as `http://127.0.0.1:5000`.
-        path: a page that it serves once it is ready.
-    """
+    """A web server. `running` starts it."""
 
     name: str
     command: Sequence[str]
+    """Every user of the machine can read it."""
     environment: Mapping[str, str]
+    """Additional environment variables; secrets belong here."""
     address: str
     path: str
+    """A page that it serves once it is ready."""
     log: Path = field(init=False)
     process: processes.SupervisedProcess = field(init=False)
 
@@ -109,8 +104,7 @@ def _check(servers: Sequence[Server]) -> None:
 def choose_ports(host: str, wanted: Mapping[str, int | None], *, usual: Mapping[str, int]) -> dict[str, int]:
     """Return a port for each flag: the given one, which must be free; otherwise the usual one if free, or any free one.
 
-    Raises:
-        BadInput: a port is in use, or the host is not an address of this machine.
+    Raises BadInput for a port in use, or a host that is not an address of this machine.
     """
     chosen = {}
     with contextlib.ExitStack() as held:  # all are held until the last is chosen, so that they differ

@@ -55,12 +55,7 @@ class Started(Protocol):
 
 
 class Launcher:
-    """Starts search workers somewhere.
-
-    Args:
-        devices: the number of accelerators of each search worker.
-        options: of `--sbatch`; an empty string is an option without a value.
-    """
+    """Starts search workers, each with a number of accelerators. An option of `--sbatch` may have no value: ""."""
 
     poll_seconds = 0.1
     end_seconds = math.inf
@@ -102,14 +97,8 @@ class Ended(NamedTuple):
 def run(launcher: Launcher, workers: Sequence[Worker], say: Callable[[int, str], None]) -> list[Ended]:
     """Run search workers until all have ended, and return how each ended, in the same order.
 
-    Args:
-        launcher: starts them.
-        workers: the search workers.
-        say: called with the number of a search worker, from 0, and a line of its output.
-
-    Raises:
-        BadInput: the launcher cannot start them.
-        KeyboardInterrupt: Ctrl-C or SIGTERM was received; the search workers have ended their runs and exited.
+    `say` is called with the number of a search worker, from 0, and a line of its output. KeyboardInterrupt (Ctrl-C,
+    SIGTERM) is raised when the search workers have ended their runs and exited.
     """
     outputs = [_Output(worker.output) for worker in workers]
     started: list[Started] = []

@@ -158,15 +158,9 @@ class RemoteWorker:
     _process: SupervisedProcess
 
     def start(self, worker: Worker, folder: str, python: str) -> str:
-        """Start a search worker, and return the host name of this node.
+        """Start a search worker in a folder that the nodes share, and return the host name of this node.
 
-        Args:
-            worker: the search worker; its environment variables are in addition to those of the node.
-            folder: the working folder of the command, which the nodes share.
-            python: the interpreter in its command, to be replaced by that of the node.
-
-        Raises:
-            FileNotFoundError: the node does not share the working folder or that of the output.
+        `python`, the interpreter in its command, is replaced by that of the node.
         """
         host = socket.gethostname()
         if not os.path.isdir(folder):
