@@ -99,7 +99,6 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
     )
     base.say_cautions()
     pace = progress.Pace()
-    grid.check_choices()
     while grid.is_anything_left():
         with trials.next_trial(grid.study) as asked:
             point = grid.claim(asked.trial)

@@ -74,7 +74,7 @@ def print_study(result: Any, request: Request) -> None:
     from amp_track.report import links, summary
     from amp_track.report.table import print_table
 
-    stores, said, study = request.stores, summary.answer(result), summary.name(result)
+    stores, said, study = request.stores, summary.answer(result), result.study
     tracking_uri = [f"--tracking-uri {shlex.quote(masking.masked(stores.tracking_uri))}"] if stores.tracking_uri else []
     storage = [f"--storage {shlex.quote(masking.masked(stores.storage))}"]
     if stores.storage in (addresses.DEFAULT_STORAGE, os.environ.get(addresses.STORAGE_VARIABLE)):
@@ -82,8 +82,15 @@ def print_study(result: Any, request: Request) -> None:
     for table in summary.tables(result):
         print_table(table)
     print_notes(said.caveats)
-    print(f"Report of study {result.study}: {_from_here(result.report)}")
-    _print_how_to_look(request, result.study, list(links.pages(result, ui_address(request)).values()))
+    page = os.path.relpath(result.report) if Path(result.report).is_relative_to(Path.cwd()) else result.report
+    print(f"Report of study {study}: {page}")
+    print("Open it with:")
+    print(f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *storage, *tracking_uri])}")
+    print("or with:")
+    print(f"  {mlflow_ui(request)}")
+    for address in links.pages(result, stores.mlflow.ui).values():
+        print(f"    {address}")
+    print(f"  {_program('optuna-dashboard')} {shlex.quote(str(stores.optuna))} --host 127.0.0.1 --port 8080")
     print()
     for line in (said.headline, *said.more):
         print(line)
@@ -91,7 +98,10 @@ def print_study(result: Any, request: Request) -> None:
         experiment = [f"--experiment {shlex.quote(stores.experiment)}"] if stores.experiment is not None else []
         command = said.command.removeprefix("amp-track ")
         print(f"{said.to_train}:")
-        print(f"  {' '.join([torchrun.program(), command, *experiment, *tracking_uri])}")
+        if command == said.command:  # of the user's own function or script
+            print(f"  {command}")
+        else:
+            print(f"  {' '.join([torchrun.program(), command, *experiment, *tracking_uri])}")
 
 
 def mlflow_ui(request: Request) -> str:

@@ -105,7 +105,6 @@ def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline:
         trials=options.trials,
         higher_is_better=session.inspection.higher_is_better,
     )
-    within.check_choices()
     pace = progress.Pace(deadline)
     while within.is_anything_left(deadline):
         with trials.next_trial(within.study) as asked:
@@ -126,7 +125,6 @@ def _train_seeds(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline: 
     seeds, job = tracked_study.session.seeds, _job_of_seeds(tracked_study.session, fitted)
     progress.say(f"comparing {', '.join(fitted.max_batch)} over {len(seeds)} seeds at batch {job.batch_size}")
     grid, pace = _grid_of_seeds(tracked_study.study, seeds, fitted), progress.Pace(deadline)
-    grid.check_choices()
     while grid.is_anything_left(deadline):
         with trials.next_trial(grid.study) as asked:
             chosen = dataclasses.replace(job, **grid.claim(asked.trial))

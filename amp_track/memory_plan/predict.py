@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from amp_track.config.job import micro_batch
 from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, predict_peak, replayed
-from amp_track.records.plan import Forecast, PeakMemory, PlannedMaxBatch, StepTrace, Way
+from amp_track.records.plan import Forecast, PlannedMaxBatch, StepTrace, Way
 
 _TRACED = 4, 8
 """Batch sizes of the first two traces: large enough not to be special cases."""

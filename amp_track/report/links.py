@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from amp_track.report.wording import counted, listed
 from amp_track.results.compare import CompareResult, as_numbers

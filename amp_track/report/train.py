@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from amp_track.config.precisions import BY_NAME
-from amp_track.records.diagnosis import Diagnosis
-from amp_track.records.result import JobResult, ScaleReport
+from amp_track.records.result import Diagnosis, JobResult, ScaleReport
 from amp_track.report import links, progress
 from amp_track.report.table import Column, Table, numbers, table_of
 from amp_track.report.wording import UNKNOWN, counted

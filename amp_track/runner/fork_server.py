@@ -17,9 +17,11 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import ModuleType
 
+import psutil
+
 from amp_track.records.errors import AmpTrackError, BadInput
-from amp_track.runner.leading_imports import LeadingImports, may_share_server
-from amp_track.workers import interrupts, processes
+from amp_track.runner.leading_imports import LeadingImports, is_of_required_package, may_share_server
+from amp_track.workers import interrupts, liveness, processes
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD_MODULE = "amp_track.runner.preload"
@@ -46,10 +48,12 @@ _SERVERS = 3
 _LONGEST_TMPDIR = 70
 """Linux allows 107 bytes for a socket path; `/amp_track-xxxxxxxx/listener-xxxxxxxx` uses 37 of them."""
 
-_LOCK = threading.RLock()
+_LOCK = threading.Condition()
 """Held while a start changes the environment, personality and main module, which all threads share."""
 _started: tuple[int | None, tuple[str, ...]] = (None, ())
 """The process id and the import statements of the server that this module started last."""
+_users = 0
+"""The number of `held` blocks that use it."""
 
 # The user does not need to know that the tracker was killed; nothing leaks.
 warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
@@ -62,20 +66,46 @@ def start(imports: LeadingImports) -> None:
     the temporary folder is too long for a socket.
     """
     _keep_sockets_in_scratch_folder()
-    with _starting(imports):
+    with _LOCK:
         pid, statements = _started
         if pid is not None and pid == _pid() and not may_share_server(statements, imports):
+            with interrupts.waiting():
+                _LOCK.wait_for(lambda: _users == 0)  # other threads run jobs of another workload
             stop()
-        _ensure_running()
+        with _starting(imports):
+            _ensure_running()
 
 
-def start_process(process: ForkServerProcess, imports: LeadingImports) -> None:
-    """Start a process from the fork server, or from a new server if that died."""
+@contextlib.contextmanager
+def held(imports: LeadingImports) -> Iterator[None]:
+    """Start the fork server as `start` does, and keep other workloads from replacing it within the block."""
+    global _users
+    with _LOCK:
+        start(imports)
+        _users += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _users -= 1
+            _LOCK.notify_all()
+
+
+class ImportsTakeTooLong(Exception):
+    """The fork server did not finish the imports of the workload in time, and was killed."""
+
+
+def start_process(process: ForkServerProcess, imports: LeadingImports, import_seconds: float) -> None:
+    """Start a process from the fork server, or from a new server if that died.
+
+    Raises ImportsTakeTooLong if the server's imports of packages that only the workload needs exceed the time limit.
+    """
+    only_required = all(map(is_of_required_package, imports.statements))  # jobs could not run any of them instead
     for _ in range(_SERVERS):
         with _starting(imports):
             try:
                 _ensure_running()
-                with _no_main_module(), interrupts.waiting():
+                with _no_main_module(), _killed_after(None if only_required else import_seconds), interrupts.waiting():
                     process.start()  # starts a server if this one has died since; otherwise it waits for the imports
                 return
             except (EOFError, ConnectionError):
@@ -84,6 +114,35 @@ def start_process(process: ForkServerProcess, imports: LeadingImports) -> None:
         f"The fork server died {_SERVERS} times while it imported torch. Check that `import torch` works, and that "
         "nothing kills the process, such as the kernel when memory is low."
     )
+
+
+@contextlib.contextmanager
+def _killed_after(seconds: float | None) -> Iterator[None]:
+    """Kill the fork server if the block takes longer, and raise ImportsTakeTooLong."""
+    if seconds is None:
+        yield
+        return
+    is_over = threading.Event()
+
+    def kill() -> None:
+        is_over.set()
+        if (server_pid := _pid()) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server_pid, signal.SIGKILL)
+
+    timer = threading.Timer(seconds, kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        if not is_over.is_set():
+            raise
+    finally:
+        timer.cancel()
+        timer.join()
+    if is_over.is_set():
+        raise ImportsTakeTooLong(f"it did not finish within {seconds:g} s")
 
 
 def stop() -> None:
@@ -96,6 +155,15 @@ def stop() -> None:
             with contextlib.suppress(ProcessLookupError):  # without the kill, _stop waits until its imports end
                 os.kill(server_pid, signal.SIGKILL)
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def kill_if_stopped() -> None:
+    """Kill the fork server if it was stopped (SIGSTOP) and cannot answer; the next job starts a new one."""
+    with _LOCK:
+        if (server_pid := _pid()) is not None and (server := liveness.running(server_pid)) is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if server.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                    stop()
 
 
 def _pid() -> int | None:

@@ -28,6 +28,8 @@ _EXIT_SECONDS = 10
 """Time limit for the exit of a process whose pipe is closed. Freeing much memory takes a while."""
 _REPORTED_EXIT_SECONDS = 2
 """Time limit for the exit of a process that has reported its result. Killing it then loses nothing."""
+IMPORT_SECONDS = 120.0
+"""Time limit for the workload's imports in the fork server. After it, each job runs them."""
 _GONE_SECONDS = 0.05
 _CHECK_SECONDS = 1
 """The longest wait before a check for interrupts: Python may swallow an exception raised in a signal handler."""
@@ -124,24 +126,24 @@ def started(imports: LeadingImports, *arguments: Any, steps_back: bool = False) 
     Its children are killed with it, unless they have left its process group. `steps_back` lowers the priority of this
     process, which cannot be undone.
     """
-    fork_server.start(imports)  # before the priority is lowered, which the fork server would inherit
-    if steps_back:
-        _lower_own_priority()
-    connection, childs_end = fork_server.CONTEXT.Pipe(duplex=False)
-    process = fork_server.CONTEXT.Process(target=process_setup.main, args=(*arguments, childs_end))
-    try:  # includes the start: after Ctrl-C, multiprocessing waits at exit for a child that runs
-        fork_server.start_process(process, imports)
-        childs_end.close()  # so that the pipe closes when the child dies
-        child = Child(process, connection)
-        yield child
-        if child.is_over:
-            with interrupts.waiting():
-                process.join(_REPORTED_EXIT_SECONDS)
-    finally:
-        _kill(process)
-        connection.close()
-        childs_end.close()
-        process.close()
+    with fork_server.held(imports):  # before the priority is lowered, which the fork server would inherit
+        if steps_back:
+            _lower_own_priority()
+        connection, childs_end = fork_server.CONTEXT.Pipe(duplex=False)
+        process = fork_server.CONTEXT.Process(target=process_setup.main, args=(*arguments, childs_end))
+        try:  # includes the start: after Ctrl-C, multiprocessing waits at exit for a child that runs
+            fork_server.start_process(process, imports, IMPORT_SECONDS)
+            childs_end.close()  # so that the pipe closes when the child dies
+            child = Child(process, connection)
+            yield child
+            if child.is_over:
+                with interrupts.waiting():
+                    process.join(_REPORTED_EXIT_SECONDS)
+        finally:
+            _kill(process)
+            connection.close()
+            childs_end.close()
+            process.close()
 
 
 def _kill(process: ForkServerProcess) -> None:
@@ -154,7 +156,10 @@ def _kill(process: ForkServerProcess) -> None:
     process.kill()  # it may not lead its group yet
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS denies it for a group of zombies
         os.killpg(process.pid, signal.SIGKILL)
-    process.join()
+    while process.exitcode is None:
+        process.join(_EXIT_SECONDS)  # freeing much memory takes a while
+        if process.exitcode is None:
+            fork_server.kill_if_stopped()  # the fork server reports the exit code
     while _is_running(process):  # a killed fork server reports an exit code too early
         time.sleep(_GONE_SECONDS)
 

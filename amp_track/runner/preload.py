@@ -17,6 +17,7 @@ import traceback
 from amp_track.runner import fork_server
 from amp_track.training.devices import heap
 
+_CHECK_SECONDS = 1.0
 failure = ""
 """The traceback of a required module that could not be imported.
 
@@ -75,6 +76,10 @@ def _preload() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # it was blocked while Python started
     _look_here_last()
+    command = os.getppid()  # while imports run, which may hang, nobody reads the pipe that tells of the command's end
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0) if os.getppid() != command else None)
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, _CHECK_SECONDS, _CHECK_SECONDS)
     gc.disable()
     try:
         heap.keep_to_one_arena()  # before libraries of torch start threads
@@ -84,6 +89,8 @@ def _preload() -> None:
     is_left_to_jobs = "torch" not in sys.modules
     if not is_left_to_jobs:
         failure = import_required()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     atexit.register(os._exit, 0)  # the normal shutdown of torch is slow and prints complaints to stderr
 
 

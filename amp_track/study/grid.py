@@ -13,8 +13,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.study import dashboard, optuna_internals, storage
+from amp_track.study import dashboard, storage
 from amp_track.study.batch_sampler import POLL_SECONDS
+from amp_track.study.optuna_internals import asked_params
 from amp_track.workers import interrupts
 
 Point = dict[str, Any]
@@ -43,25 +44,23 @@ class Grid:
     timeout_seconds: float = 0.0
     """A training that timed out earlier than this is repeated."""
 
-    def check_choices(self) -> None:
-        """Raise BadInput if the study was created with other choices of a categorical."""
-        storage.check_choices(self.study.study_name, self.study.get_trials(deepcopy=False), self.distributions)
-
     def is_anything_left(self, deadline: float = math.inf) -> bool:
         """Queue the missing points, in order, and return whether one is left for this search worker.
 
         Points that other search workers are training are awaited, because one of them may die. None is left after
         `deadline` of the monotonic clock.
         """
-        while missing := _without(self.points, [_point_of(trial) for trial in self._finished()]):
+        while missing := self._missing():
             if time.monotonic() > deadline:
                 return False
             storage.end_stale_trials(self.study)
             begun = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING, TrialState.RUNNING))
-            for point in _without(missing, [_point_of(trial) for trial in begun]):
-                self.study.enqueue_trial(point)
+            known = [asked_params(trial) for trial in begun]
+            for point in missing:
+                if point not in known:
+                    self.study.enqueue_trial(point)
             waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-            if any(_point_of(trial) in missing for trial in waiting):
+            if any(asked_params(trial) in missing for trial in waiting):
                 return True
             interrupts.sleep(POLL_SECONDS)
         return False
@@ -75,13 +74,10 @@ class Grid:
         """
         storage.name_worker(trial)
         trials = self.study.get_trials(deepcopy=False)
-        point = _point_of(trials[trial.number])
-        for other in trials:
-            is_first = other.number < trial.number and other.state is TrialState.RUNNING
-            if (is_first or self._is_over(other)) and _point_of(other) == point:
-                raise optuna.TrialPruned(f"same point as trial {other.number}")
-        if point not in self.points:
-            raise optuna.TrialPruned("not a point of this grid")
+        point = asked_params(trials[trial.number])
+        earlier = [asked_params(other) for other in trials[: trial.number] if other.state is TrialState.RUNNING]
+        if point in earlier or point not in self._missing():
+            raise optuna.TrialPruned("nothing to train")
         for name, value in point.items():
             match self.distributions.get(name):
                 case CategoricalDistribution(choices=choices):
@@ -102,13 +98,17 @@ class Grid:
 
     def trained(self) -> list[Trained]:
         """Return one result for each trained point, in the order of the points."""
-        finished = [(_point_of(trial), trial) for trial in self._finished()]
-        firsts = (next((trial for known, trial in finished if known == point), None) for point in self.points)
-        return [
-            Trained(point=_point_of(trial), job_result=storage.measured(trial), run_id=storage.run_id_of(trial))
-            for trial in firsts
-            if trial is not None
+        finished = [
+            Trained(point=asked_params(trial), job_result=job_result, run_id=storage.run_id_of(trial))
+            for trial in self.study.get_trials(deepcopy=False)
+            if (job_result := self._result_of(trial)) is not None
         ]
+        firsts = (next((training for training in finished if training.point == point), None) for point in self.points)
+        return [training for training in firsts if training is not None]
+
+    def _missing(self) -> list[Point]:
+        known = [training.point for training in self.trained()]
+        return [point for point in self.points if point not in known]
 
     def _value(self, job_result: JobResult) -> float:
         """Return the objective; NaN, which Optuna shows as FAIL, without a metric."""
@@ -116,28 +116,16 @@ class Grid:
             return job_result.metric if job_result.metric is not None else math.nan
         return job_result.samples_per_second or 0.0
 
-    def _is_over(self, trial: FrozenTrial) -> bool:
-        """Return whether a trial has ended with a job result that counts.
+    def _result_of(self, trial: FrozenTrial) -> JobResult | None:
+        """Return the job result of a trial that has ended, if it counts.
 
         A trial without a value counts, although it is FAIL in Optuna. Any other FAIL trial has died, perhaps after its
         job result was stored: it does not count, and its point is trained again.
         """
         job_result = storage.job_result_of(trial)
         if job_result is None:
-            return False
+            return None
         if job_result.status is JobStatus.TIMED_OUT and job_result.wall_seconds < self.timeout_seconds:
-            return False
-        if trial.state is TrialState.FAIL:
-            return math.isnan(self._value(job_result))
-        return trial.state is TrialState.COMPLETE
-
-    def _finished(self) -> list[FrozenTrial]:
-        return [trial for trial in self.study.get_trials(deepcopy=False) if self._is_over(trial)]
-
-
-def _point_of(trial: FrozenTrial) -> Point:
-    return optuna_internals.asked_params(trial)
-
-
-def _without(wanted: Sequence[Point], known: Sequence[Point]) -> list[Point]:
-    return [point for point in wanted if point not in known]
+            return None
+        is_without_value = trial.state is TrialState.FAIL and math.isnan(self._value(job_result))
+        return job_result if is_without_value or trial.state is TrialState.COMPLETE else None

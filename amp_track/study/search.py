@@ -6,13 +6,10 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
-from pydantic import TypeAdapter
 
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
@@ -20,75 +17,61 @@ from amp_track.results.trial_row import TrialRow
 from amp_track.study import dashboard, optuna_internals, storage
 from amp_track.study.batch_sampler import POLL_SECONDS
 from amp_track.study.max_batches import memory_violation
+from amp_track.study.optuna_internals import asked_params
 from amp_track.workers import interrupts
 
-_NUMBER = TypeAdapter(float)
 _SEEDS_APART = 1000
 """Difference between the sampler seeds of consecutive trials."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Space:
-    """The settings that a search may choose from.
-
-    Args:
-        max_batches: the max batch of each precision.
-        reference_batch_size: the workload's batch size; every precision is tried at it.
-        lr_range: the interval of learning rates to search, or None for the learning rate of the job.
-    """
+    """The settings that a search may choose from."""
 
     max_batches: Mapping[str, int]
+    """The max batch of each precision."""
     reference_batch_size: int
+    """The workload's batch size; every precision is tried at it."""
     lr_range: tuple[float, float] | None = None
+    """The interval of learning rates to search, or None for the learning rate of the job."""
     emulated: frozenset[str] = frozenset()
     """The precisions that the device emulates: trained last, because they are the least informative."""
-
-    def smallest_batch(self, precision: str) -> int:
-        """Return a quarter of the workload's batch size: a smaller step costs as much and learns less."""
-        return min(max(self.reference_batch_size // 4, 1), self.max_batches[precision])
 
     def suggest(self, trial: optuna.Trial, job: Job) -> Job:
         """Return the job of one trial. The range of the batch size depends on the precision, which TPE allows."""
         precision = trial.suggest_categorical("precision", tuple(self.max_batches))
-        batch_size = trial.suggest_int(
-            "batch_size", self.smallest_batch(precision), self.max_batches[precision], log=True
-        )  # fmt: skip
+        most = self.max_batches[precision]
+        # At least a quarter of the workload's batch size: a smaller step costs as much and learns less.
+        least = min(max(self.reference_batch_size // 4, 1), most)
+        batch_size = trial.suggest_int("batch_size", least, most, log=True)
         learning_rate = job.learning_rate
         if self.lr_range is not None:
             learning_rate = trial.suggest_float("lr", *self.lr_range, log=True)
         return dataclasses.replace(job, precision=precision, batch_size=batch_size, learning_rate=learning_rate)
 
     def enqueue_landmarks(self, study: optuna.Study, known: Sequence[FrozenTrial]) -> None:
-        """Queue the landmarks: the workload's batch size and the max batch, at each precision.
-
-        A resumed study keeps its landmarks. One whose process died is queued again.
-
-        Args:
-            study: the study.
-            known: its trials.
-        """
-        missing: list[dict[str, Any]] = []
+        """Queue the landmarks that are not among the known trials, again if the process of one has died."""
+        begun = [
+            asked_params(trial) or trial.params
+            for trial in known
+            if trial.state not in (TrialState.FAIL, TrialState.PRUNED)
+        ]
         for landmark in self.landmarks():
-            if landmark not in missing:
-                missing.append(landmark)
-        for trial in known:
-            if not missing:
-                return  # usually after a few trials: landmarks are the first trials of a study
-            params = optuna_internals.asked_params(trial) or trial.params
-            if params in missing and trial.state not in (TrialState.FAIL, TrialState.PRUNED):
-                missing.remove(params)
-        for landmark in missing:
-            study.enqueue_trial(landmark)
+            if landmark not in begun:
+                study.enqueue_trial(landmark)
 
     def landmarks(self) -> list[dict[str, str | int]]:
-        """Return the settings that are always tried, the most informative first, because time may run out."""
-        natively = [name for name in self.max_batches if name not in self.emulated]
-        emulated = [name for name in self.max_batches if name in self.emulated]
-        own = self.reference_batch_size
+        """Return the settings that are always tried: the workload's batch size and the max batch, at each precision.
+
+        The most informative come first, because time may run out.
+        """
         found: list[dict[str, str | int]] = []
-        for names in (natively, emulated):
-            found += [{"precision": name, "batch_size": min(own, self.max_batches[name])} for name in names]
-            found += [{"precision": name, "batch_size": self.max_batches[name]} for name in names]
+        for is_emulated in (False, True):
+            for at_most in (self.reference_batch_size, math.inf):
+                for name, max_batch in self.max_batches.items():
+                    landmark: dict[str, str | int] = {"precision": name, "batch_size": int(min(at_most, max_batch))}
+                    if (name in self.emulated) == is_emulated and landmark not in found:
+                        found.append(landmark)
         return found
 
 
@@ -103,11 +86,6 @@ class TrainingSearch:
     trials: int
     """The total number of trials, including those of an earlier command."""
     higher_is_better: bool
-
-    def check_choices(self) -> None:
-        """Raise BadInput if the study was created with max batches of other precisions."""
-        precisions = CategoricalDistribution(tuple(self.space.max_batches))
-        storage.check_choices(self.study.study_name, self.study.get_trials(deepcopy=False), {"precision": precisions})
 
     def is_anything_left(self, deadline: float = math.inf) -> bool:
         """Queue missing landmarks, and return whether a trial is left for this search worker.
@@ -170,32 +148,29 @@ def _violation_and_metric(job_result: JobResult, job: Job) -> tuple[float, float
     return memory_violation(job_result, job.memory_budget_bytes), metric
 
 
-def trainings(study: optuna.Study) -> tuple[list[TrialRow], list[int]]:
-    """Return the finished trials of a study, and the numbers of those on the Pareto front."""
-    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return [_result_of(trial) for trial in finished], [
-        trial.number for trial in optuna_internals.pareto_front(study, finished)
-    ]
-
-
 def _leave_to_others(number: int, begun: Sequence[FrozenTrial], *, wanted: int) -> None:
     """Raise TrialPruned if an earlier trial of another search worker has the same settings or is the last one."""
-    asked = next((optuna_internals.asked_params(trial) for trial in begun if trial.number == number), None)
+    asked = next((asked_params(trial) for trial in begun if trial.number == number), None)
     earlier = [trial for trial in begun if trial.number < number]
-    if asked and any(optuna_internals.asked_params(trial) == asked for trial in earlier):
+    if asked and any(asked_params(trial) == asked for trial in earlier):
         raise optuna.TrialPruned("another search worker has queued the same settings")
     if len(earlier) >= wanted:
         raise optuna.TrialPruned("another search worker is training the last trial")
 
 
-def _result_of(trial: FrozenTrial) -> TrialRow:
-    return TrialRow(
-        number=trial.number,
-        precision=storage.param_of(trial, "precision"),
-        batch_size=storage.param_of(trial, "batch_size"),
-        learning_rate=storage.read(
-            _NUMBER, trial.user_attrs.get(storage.LEARNING_RATE), f"trial {trial.number}", storage.LEARNING_RATE
-        ),
-        job_result=storage.measured(trial),
-        run_id=storage.run_id_of(trial),
-    )
+def trainings(study: optuna.Study) -> tuple[list[TrialRow], list[int]]:
+    """Return the finished trials of a study, and the numbers of those on the Pareto front."""
+    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    rows = [
+        TrialRow(
+            number=trial.number,
+            precision=trial.params["precision"],
+            batch_size=trial.params["batch_size"],
+            learning_rate=trial.user_attrs[storage.LEARNING_RATE],
+            job_result=job_result,
+            run_id=storage.run_id_of(trial),
+        )
+        for trial in finished
+        if (job_result := storage.job_result_of(trial)) is not None
+    ]
+    return rows, [trial.number for trial in optuna_internals.pareto_front(study, finished)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import Json, TypeAdapter, ValidationError
 
@@ -49,14 +49,10 @@ def read(adapter: TypeAdapter[Value], stored: object, whose: str, what: str) -> 
     try:
         return adapter.validate_python(stored)
     except ValidationError as error:
-        raise _unreadable(whose, what) from error
-
-
-def _unreadable(whose: str, what: str) -> StoreFailed:
-    return StoreFailed(
-        f"This version of amp-track cannot read {what} of {whose}. Use another --study, or restore a backup of the "
-        "storage."
-    )
+        raise StoreFailed(
+            f"This version of amp-track cannot read {what} of {whose}. Use another --study, or restore a backup of the "
+            "storage."
+        ) from error
 
 
 def open_study(
@@ -139,24 +135,6 @@ def check_version(name: str, user_attributes: Mapping[str, Any]) -> None:
         raise BadInput(f'Study "{name}" was created by another version of amp-track. Use another --study name.')
 
 
-def check_choices(name: str, trials: Sequence[FrozenTrial], expected: Mapping[str, BaseDistribution]) -> None:
-    """Raise BadInput if the trials of a study have other choices of a categorical param than `expected`.
-
-    Optuna cannot change the choices of a stored study: it would raise a bare ValueError at the next trial.
-    """
-    for trial in trials:
-        for param, stored in trial.distributions.items():
-            asked = expected.get(param)
-            if not isinstance(stored, CategoricalDistribution) or not isinstance(asked, CategoricalDistribution):
-                continue
-            if stored.choices != asked.choices:
-                known, wanted = (", ".join(map(str, each.choices)) for each in (stored, asked))
-                raise BadInput(
-                    f'Study "{name}" was created with the choices {known} of {param}, which cannot change; '
-                    f"this command needs {wanted}. Use another --study."
-                )
-
-
 def name_worker(trial: optuna.Trial) -> None:
     """Record which process runs a trial, so that other search workers can check whether it is alive."""
     trial.set_user_attr(WORKER, liveness.this_process())
@@ -208,20 +186,6 @@ def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
     """Set a constraint of a trial; a violation of at most 0 is feasible."""
     trial.set_constraint(name, violation)
     trial.storage.set_trial_system_attr(optuna_internals.id_of(trial), dashboard.CONSTRAINTS, [violation])
-
-
-def measured(trial: FrozenTrial) -> JobResult:
-    """Return the job result of a trial that has run."""
-    if (job_result := job_result_of(trial)) is None:
-        raise _unreadable(f"trial {trial.number}", "a job result")
-    return job_result
-
-
-def param_of(trial: FrozenTrial, name: str) -> Any:
-    """Return a param of a trial. Raise StoreFailed if it is missing."""
-    if name not in trial.params:
-        raise _unreadable(f"trial {trial.number}", f"a param {name}")
-    return trial.params[name]
 
 
 def job_result_of(trial: FrozenTrial) -> JobResult | None:

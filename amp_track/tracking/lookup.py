@@ -13,7 +13,6 @@ from amp_track.records.errors import BadInput
 from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.stores.addresses import StoreAddress
 from amp_track.tracking import environment, mlflow_internals
-from amp_track.tracking.client import hush, open_client
 
 
 class Lookup:

@@ -118,7 +118,7 @@ class Outbox:
             if file is not None:
                 assert number is not None
                 kept = self._files_of(number) / file.name
-                kept.parent.mkdir(parents=True)
+                kept.parent.mkdir(parents=True, exist_ok=True)  # of a write that was rolled back
                 shutil.move(file, kept)
                 with kept.open("rb") as stream:
                     os.fsync(stream.fileno())

@@ -25,13 +25,18 @@ def this_process() -> dict[str, Any]:
 
 
 def is_gone(process: dict[str, Any]) -> bool:
-    """Return whether a process has ended. False if that is unknown: on another machine, or in another container."""
-    return _was_before_a_reboot(process) or (_is_visible(process) and _find(process) is None)
+    """Return whether a process has ended.
+
+    False if that is unknown: on another machine, in another container, or if a store has no identity of it.
+    """
+    return _is_identity(process) and (
+        _was_before_a_reboot(process) or (_is_visible(process) and _find(process) is None)
+    )
 
 
 def is_at_work(process: dict[str, Any]) -> bool:
     """Return whether a process visible from here runs and is not stopped (SIGSTOP, Ctrl-Z)."""
-    found = _find(process) if _is_visible(process) else None
+    found = _find(process) if _is_identity(process) and _is_visible(process) else None
     with suppress(psutil.NoSuchProcess):
         return found is not None and found.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False
@@ -46,11 +51,17 @@ def running(pid: int) -> psutil.Process | None:
         return None
 
 
+def _is_identity(process: object) -> bool:
+    """Return whether this is an identity made by `this_process`; a store may contain any value."""
+    known: dict[str, type | tuple[type, ...]] = {"host": str, "pid": int, "started": (int, float), "boot_id": str}
+    return isinstance(process, dict) and all(isinstance(process.get(name), kind) for name, kind in known.items())
+
+
 def _find(process: dict[str, Any]) -> psutil.Process | None:
     """Return a running process; None if it has ended, or if its PID was reused."""
     if (found := running(process["pid"])) is None:
         return None
-    if process["start_ticks"] is not None:
+    if process.get("start_ticks") is not None:
         return found if _start_ticks(found.pid) == process["start_ticks"] else None
     with suppress(psutil.NoSuchProcess):
         return found if abs(found.create_time() - process["started"]) <= _CLOCK_SECONDS else None

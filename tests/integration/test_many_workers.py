@@ -20,7 +20,7 @@ from postgresql import server  # noqa: F401  # a fixture
 from ray_cluster import cluster  # noqa: F401  # a fixture
 from simulated import SimulatedRunner
 from support import DIGITS
-from support import request as make_request
+from support import request as request_of
 
 from amp_track.commands import worker as work_command
 from amp_track.commands.max_batch import max_batch
@@ -48,7 +48,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 def test_eight_workers_that_begin_at_once_share_the_work(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd()}/mlflow.db")
-    asked = make_request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study="alone", storage="sqlite:///alone.db")
+    asked = request_of(Job(workload=DIGITS), precisions=("fp32", "bf16"), study="alone", storage="sqlite:///alone.db")
     expected = max_batches(max_batch(asked, runner=SimulatedRunner()).as_json())
     with contextlib.ExitStack() as stack:
         names = [f"worker{number}" for number in range(8)]
@@ -121,14 +121,14 @@ def test_workers_that_all_fail_end_with_their_exit_code() -> None:
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "ray"])
-def test_workers_of_a_launcher_finish_a_search_on_servers(
+def test_workers_of_a_launcher_finish_an_interrupted_search_on_servers(
     launcher: str,
     server: PostgreSQL,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Jobs of SLURM as submitit runs them on this machine, with the servers that several machines would share."""
+    """On this machine, with the servers that several machines would share; submitit runs the jobs of SLURM."""
     if launcher == "ray":
         request.getfixturevalue("cluster")
     monkeypatch.setattr(slurm.Launcher, "cluster", "local")
@@ -137,15 +137,14 @@ def test_workers_of_a_launcher_finish_a_search_on_servers(
     url = server.new_database(launcher).replace("tests@", "tests:hunter2@")
     with running_server(tmp_path) as tracking:
         stores = ["--storage", url, "--tracking-uri", tracking.address]
-        limits = ["--memory-budget", "64MiB", "--precision", "fp32"]
-        max_batch = [*AMP_TRACK, "max-batch", DIGITS, *limits, "--study", "s", *stores]
-        with subprocess.Popen(max_batch, stderr=subprocess.PIPE) as first:
+        max_batch = ["max-batch", DIGITS, "--memory-budget", "64MiB", "--precision", "fp32", "--study", "s", *stores]
+        with subprocess.Popen([*AMP_TRACK, *max_batch], stderr=subprocess.PIPE) as first:
             assert first.stderr is not None
             while b" fits " not in first.stderr.readline():
                 assert first.poll() is None
             first.send_signal(signal.SIGINT)
         options = WorkOptions(launcher=launcher, workers=2)
-        asked = make_request(Job(workload=DIGITS), study="s", work_options=options, given=frozenset({"workload"}))
+        asked = request_of(Job(workload=DIGITS), study="s", work_options=options, given=frozenset({"workload"}))
         asked = replace(asked, stores=replace(asked.stores, storage=url, tracking_uri=tracking.address))
         result = work(asked)
         assert isinstance(result, MaxBatchResult)

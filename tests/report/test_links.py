@@ -38,11 +38,8 @@ def test_a_fit_has_a_run_and_no_trainings_to_compare() -> None:
 
 
 def test_the_chart_is_of_the_trainings_under_the_run_of_the_study() -> None:
-    found = SearchResult(
-        limits=FIT, metric_name="accuracy", higher_is_better=True, workload_batch_size=64, trials=(), pareto=()
-    )
-    _, _, page = links.pages(found, UI)
-    assert parse_qs(urlsplit(urlsplit(page).fragment).query)["viewStateShareKey"] == ["parent"]
+    _, _, page = links.pages(dataclasses.replace(SEARCH, trials=()), UI).values()
+    assert asked(page)["viewStateShareKey"] == ["parent"]
 
 
 def test_the_addresses_of_a_study_stand_in_one_column() -> None:

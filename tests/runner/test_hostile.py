@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -152,3 +153,15 @@ def test_nothing_but_lines_of_ours_is_printed() -> None:
     said = set(done.stderr.splitlines()) - {"x" * 49_999}
     assert {line.partition(":")[0] for line in said} == {"amp-track"}, said
     assert len(said) == 2, said
+
+
+@pytest.mark.nightly
+def test_a_time_limit_holds_where_the_fork_server_is_stopped(
+    runner: JobRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_processes, "_EXIT_SECONDS", 1)
+    job = Job(workload=HOSTILE, options=(("fault", "stop the fork server"),), precision="fp32", epochs=1)
+    limited = dataclasses.replace(resolve(job, runner.inspect(job)), job_timeout_seconds=2.0)
+    assert runner.run(limited).status is JobStatus.TIMED_OUT
+    unharmed = dataclasses.replace(job, options=(("fault", "none"),))
+    assert runner.run(resolve(unharmed, runner.inspect(unharmed))).fits

@@ -216,6 +216,19 @@ def test_what_a_workload_sets_before_an_import_is_seen_by_that_import(tmp_path: 
     assert "workload2.py, line 2 runs before torch is imported, so each job imports torch itself, which took" in line
 
 
+@pytest.mark.slow
+def test_an_import_that_hangs_in_the_fork_server_is_left_to_the_jobs(tmp_path: Path) -> None:
+    hangs = "import multiprocessing\nSEEN = 'seen'\nwhile multiprocessing.parent_process() is None: pass\n"
+    packages = install(tmp_path, "reads_environment", hangs)
+    (tmp_path / "workload.py").write_text("import torch\nimport reads_environment\n" + _SAYS_WHAT_IT_SAW)
+    limit = "from amp_track.runner import job_processes\njob_processes.IMPORT_SECONDS = 2.0\n"
+    (tmp_path / "program.py").write_text(limit + _TELL.format(workloads=[str(tmp_path / "workload.py")]))
+    done = run("program.py", cwd=tmp_path, env=with_folder(packages, OMP_NUM_THREADS="1"))
+    assert done.stdout.splitlines() == ["seen - 1 threads"]
+    (line,) = done.stderr.splitlines()
+    assert line == "import reads_environment: it did not finish within 2 s, so each job runs it."
+
+
 def test_a_process_that_runs_the_workload_first_has_not_imported_torch() -> None:
     """These modules are imported before `source.import_ahead`."""
     modules = "amp_track.runner.runner, amp_track.runner.process_setup, amp_track.training.devices.heap"

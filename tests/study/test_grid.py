@@ -36,7 +36,6 @@ def train_grid(
 ) -> Grid:
     """Train as the commands do."""
     grid = Grid(study=study, points=points, distributions=distributions, objective="metric")
-    grid.check_choices()
     while grid.is_anything_left():
         with next_trial(study) as asked:
             asked.value = grid.record(asked.trial, *run_training(asked.trial, grid.claim(asked.trial)))

@@ -33,7 +33,7 @@ def test_what_tells_most_is_trained_first() -> None:
         max_batches={"fp32": 500, "amp": 1000, "bf16": 32}, reference_batch_size=64, emulated=frozenset({"amp"})
     )
     order = [(landmark["precision"], landmark["batch_size"]) for landmark in space.landmarks()]
-    assert order == [("fp32", 64), ("bf16", 32), ("fp32", 500), ("bf16", 32), ("amp", 64), ("amp", 1000)]
+    assert order == [("fp32", 64), ("bf16", 32), ("fp32", 500), ("amp", 64), ("amp", 1000)]
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 2**40))
@@ -51,7 +51,6 @@ def opened(url: str = "sqlite:///optuna.db") -> optuna.Study:
 def train_inside(study: optuna.Study, space: Space, trials: int, run_training: Callable[[Job, int], JobResult]) -> None:
     """Train as the command does."""
     search = TrainingSearch(study=study, space=space, job=Job(learning_rate=0.1), trials=trials, higher_is_better=True)
-    search.check_choices()
     while search.is_anything_left():
         with next_trial(study) as asked:
             job = search.suggest(asked.trial)

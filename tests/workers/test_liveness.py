@@ -88,3 +88,11 @@ def test_time_in_which_the_reader_was_stopped_does_not_count(monkeypatch: pytest
     monkeypatch.setattr(liveness.time, "monotonic", lambda: next(clock))
     silence = Silence()
     assert [silence.seconds(value) for value in "aabbb"] == [0, 1, 0, 0.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    "identity", [{}, [1], "mine", {"host": "x", "pid": "1"}, {"host": "x", "pid": 1, "started": 1.0}]
+)
+def test_an_identity_that_is_none_is_of_no_known_process(identity: Any) -> None:
+    assert not is_gone(identity)
+    assert not is_at_work(identity)

@@ -31,7 +31,7 @@ Fault = Literal[
     # ends
     "sigkill in model", "sigkill in forward", "sigkill in optimizer", "sigkill in evaluation", "sigkill while sending",
     "segfault", "signal 40", "sys.exit", "os._exit", "alarm", "kill the group",
-    "kill the fork server", "kill the resource tracker",
+    "stop the fork server", "kill the fork server", "kill the resource tracker",
     # hangs
     "hang", "hang without the GIL released", "hang and ignore signals", "hang without files",
     # processes and files
@@ -192,6 +192,7 @@ BEFORE_THE_LOSS: dict[str, Callable[[], Any]] = {
     "os._exit": lambda: os._exit(0),
     "alarm": lambda: (signal.setitimer(signal.ITIMER_REAL, 0.001), time.sleep(ENDLESS_SECONDS)),
     "kill the group": lambda: os.kill(0, signal.SIGKILL),
+    "stop the fork server": lambda: (os.kill(os.getppid(), signal.SIGSTOP), time.sleep(ENDLESS_SECONDS)),
     "kill the fork server": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(ENDLESS_SECONDS)),
     "kill the resource tracker": _kill_tracker,
     "hang": lambda: time.sleep(ENDLESS_SECONDS),

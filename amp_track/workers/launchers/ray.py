@@ -212,6 +212,7 @@ def _connect() -> None:
 
     worker._worker_logs_enabled = False  # otherwise a lost node prints dozens of lines, also to stdout
     # `ray list jobs` and the dashboard show the command line, where `--storage` may have a password.
+    assert callable(utils.get_entrypoint_name), "Ray has renamed it: the command line would be shown"
     utils.get_entrypoint_name = lambda: "amp-track worker"
     address = _address()
     try:
