@@ -68,6 +68,7 @@ class Settings(TypedDict, total=False):
     nproc: int | None
     num_workers: int | None
     precision: Names | None
+    precision_words: Mapping[str, str] | Sequence[str] | None
     resume: str | None
     seed: int | None
     seeds: int | None
@@ -125,12 +126,14 @@ def train(workload: str | os.PathLike[str] | type[Workload] | None = None, **set
 
 @_with_signature
 def max_batch(
-    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[Settings]
+    workload: str | os.PathLike[str] | type[Workload] | Callable[..., Any] | Sequence[str] = DEFAULT_WORKLOAD,
+    **settings: Unpack[Settings],
 ) -> MaxBatchResult:
     """Find the max batch at every precision, as `amp-track max-batch` does. Raises as `train` does.
 
     Args:
-        workload: a file, `package.module:Class`, or a Workload class of an importable module.
+        workload: a file, `package.module:Class` or `package.module:function`, a Workload class or a function of an
+            importable module, or the words of a command: `["python", "train.py", "--batch-size", "{batch_size}"]`.
         **settings: the flags of `amp-track max-batch` with underscores; see `amp-track max-batch --help`.
     """
     from amp_track.commands import max_batch as command
@@ -203,8 +206,12 @@ def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Req
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{instead}")
         if value is not None:
             given[flags[name].parameter] = _given(name, flags[name], value)
-    is_left_out = workload is None and command == "train"
-    return request_of(command, None if is_left_out else source.reference_of(workload), given)
+    if workload is None and command == "train":
+        return request_of(command, None, given)
+    if command == "max-batch" and isinstance(workload, list | tuple) and len(workload) > 1:
+        words = [os.fspath(word) if isinstance(word, os.PathLike) else str(word) for word in workload]
+        return request_of(command, source.script_of(words), given, words=words)
+    return request_of(command, source.reference_of(workload), given)
 
 
 def _given(name: str, flag: Flag, value: Any) -> Any:

@@ -153,12 +153,30 @@ def train_command(
 
 
 @_command("max-batch")
-def max_batch_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+def max_batch_command(
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET | -- COMMAND …",
+            help="Python file with one Workload, package.module:Class, package.module:function, or a command.",
+        ),
+    ] = None,
+    as_json: Json = False,
+    **given: Any,
+) -> None:
     """Find the max batch at every precision: proven exact, and confirmed by a longer run.
 
     amp-track max-batch experiments/digits.py --memory-budget 64MiB --headroom 5% --multiple-of 8
+
+    amp-track max-batch -- python train.py --batch-size {batch_size} --precision {precision}
     """
-    request = request_of("max-batch", workload, given, owns_process=True)
+    words = target or [DEFAULT_WORKLOAD]
+    if len(words) == 1:
+        request = request_of("max-batch", words[0], given, owns_process=True)
+    else:
+        from amp_track.targets.source import script_of  # not needed for --help
+
+        request = request_of("max-batch", script_of(words), given, words=words, owns_process=True)
     from amp_track.commands import max_batch
 
     printing.print_study(printing.print_or_return(max_batch.max_batch, request, as_json), request)

@@ -142,7 +142,7 @@ def test_a_value_of_several_lines_is_shown_in_one() -> None:
 
 @pytest.mark.parametrize("workload", ["", b"mine.py", ["mine.py"], None, 5])
 def test_what_names_no_workload_is_bad_input(workload: object) -> None:
-    with pytest.raises(BadInput, match=r"^workload: got .*, expected a file, package\.module:Class, or a class"):
+    with pytest.raises(BadInput, match=r"^workload: got .*, expected a file, package\.module:Class, a class"):
         asked("max-batch", workload)
 
 

@@ -104,7 +104,7 @@ def test_bad_options_are_named(option: tuple[str, str], message: str) -> None:
 def test_a_class_in_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(WORKLOADS)
     assert type(load_workload("faults:Faults")).__name__ == "Faults"
-    with pytest.raises(BadInput, match="has no Workload named Nothing"):
+    with pytest.raises(BadInput, match="has no Workload or function named Nothing"):
         load_workload("faults:Nothing")
 
 

@@ -114,6 +114,10 @@ def explore(
     `budget_bytes`, the memory that a batch may take, no line can be used, and the search doubles and bisects.
     """
     probes = list(probes)
+    over = [probe.batch_size - 1 for probe in probes if probe.status is JobStatus.OVER_DATASET]
+    if over:
+        limit = min(limit, Limit(min(over), "dataset"), key=lambda each: each.batch_size)
+        probes = [probe for probe in probes if probe.status is not JobStatus.OVER_DATASET]
     if any(probe.status is JobStatus.UNSUPPORTED for probe in probes):
         return MaxBatch(0, 1, "unsupported")
     failing = sorted((probe for probe in probes if not probe.fits), key=lambda probe: probe.batch_size)

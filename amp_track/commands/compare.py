@@ -75,12 +75,14 @@ def _sessions(request: Request, runner: Runner | None) -> tuple[Session, dict[st
     assert request.compare_options is not None
     if request.compare_options.vary is None:
         base = Session.prepare(request, request.max_batch_options.precisions, runner=runner)
+        checks.needs_a_workload(base.job, base.inspection, "compare", "whose metric it compares")
         return base, {"": base}
     option, texts = request.compare_options.vary
     options = request.job.options
     first = dataclasses.replace(request, job=dataclasses.replace(request.job, options=(*options, (option, texts[0]))))
     with checks.given_by_vary(request, [option]):
         base = Session.prepare(first, request.max_batch_options.precisions, runner=runner)
+        checks.needs_a_workload(base.job, base.inspection, "compare", "whose metric it compares")
         each = [base, *(base.with_options((*options, (option, text))) for text in texts[1:])]
     by_value = {dict(session.inspection.options)[option]: session for session in each}  # 16 and 016 are the same value
     return base, {value: by_value[value] for value in in_order(list(by_value))}

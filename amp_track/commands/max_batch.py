@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from amp_track.commands import interrupted_safely
-from amp_track.config.job import steps_per_epoch
+from amp_track.config.inspection import Support
+from amp_track.config.job import Job, steps_per_epoch
 from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS
-from amp_track.records.errors import NothingFits
+from amp_track.records.errors import BadInput, NothingFits
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import progress
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
+from amp_track.results.trial_row import TrialRow
+from amp_track.runner.runner import ignore
 from amp_track.session import probe_jobs, publish, study_manifest
-from amp_track.session.run_job import limit_in_words, run_trial, why_nothing_fits
+from amp_track.session.run_job import limit_in_words, raise_on_crash, run_trial, why_nothing_fits
 from amp_track.session.session import Runner, Session
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
 
@@ -22,6 +26,12 @@ if TYPE_CHECKING:
     from amp_track.study.batch_sampler import BatchSampler
     from amp_track.study.types import Study
     from amp_track.tracking import Tracker
+
+
+_TRIED_SAMPLES = 2
+"""The batch of the first run of a function or a command."""
+_MUCH_LARGER, _NO_GROWTH_BYTES = 256, 2**16
+"""A batch so many times larger takes more memory than this, whatever the model."""
 
 
 @interrupted_safely
@@ -35,9 +45,33 @@ def max_batch(request: Request, *, runner: Runner | None = None) -> MaxBatchResu
     session = Session.prepare(request, request.max_batch_options.precisions, runner=runner)
     studies = Studies(session)
     studies.check("max-batch")
+    if session.inspection.kind != "workload":
+        session = _try_out(session)
+        studies = Studies(session)
     from amp_track import tracking
 
     return max_batch_in(studies, session.open_tracker(), given_run_id=tracking.run_id_of_environment())
+
+
+def _try_out(session: Session) -> Session:
+    """Run a function or a command on a small batch at each precision, before anything is written.
+
+    Return the session without the precisions at which it fails. Raises BadInput, and TargetFailed if all fail or if it
+    was asked for.
+    """
+    failed: dict[str, Support] = {}
+    for precision in session.precisions:
+        job = dataclasses.replace(session.job, precision=precision, batch_size=_TRIED_SAMPLES, probe=True)
+        with progress.working(f"trying {session.job.short_name} with {_TRIED_SAMPLES} samples at {precision}"):
+            job_result = session.runner.run(job, ignore)
+        if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
+            if session.request.max_batch_options.precisions is not None or len(failed) + 1 == len(session.precisions):
+                raise_on_crash(job, job_result)
+            failed[precision] = Support(supported=False, reason=f"the training failed: {job_result.message}")
+    supports = tuple((name, failed.get(name, support)) for name, support in session.inspection.precisions)
+    inspection = dataclasses.replace(session.inspection, precisions=supports)
+    left = tuple(name for name in session.precisions if name not in failed)
+    return Session(session.request, session.runner, inspection, left)
 
 
 def max_batch_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None) -> MaxBatchResult:
@@ -87,6 +121,8 @@ def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxB
             job = probe_jobs.job_of(session, proposal, budget, probed)
             where = _bracket_in_words(*max_batches.bracket_of(known, proposal.precision))
             job_result, run_id = run_trial(tracked_study, asked.trial, job, proposal=proposal, where=where)
+            if session.inspection.kind != "workload":
+                _check_growth(job, job_result, max_batches.probe_results(known))
             asked.value = max_batches.record(asked.trial, proposal, job_result, run_id, goal.budget_bytes)
     publish.show_max_batches(tracked_study.studies, study, goal)
 
@@ -103,6 +139,20 @@ def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxB
     if all(fitted.max_batch.batch_size == 0 for fitted in fits.values()):
         raise NothingFits(why_nothing_fits(goal.budget_bytes, fits), result.as_json())
     return result
+
+
+def _check_growth(job: Job, job_result: JobResult, known: Sequence[TrialRow]) -> None:
+    """Raise BadInput if a much larger batch takes no more memory: the function or command ignores its batch size."""
+    assert job.batch_size is not None
+    for row in known:
+        if row.precision != job.precision or not (row.job_result.fits and job_result.fits):
+            continue
+        growth = (job_result.peak_bytes or 0) - (row.job_result.peak_bytes or 0)
+        if job.batch_size >= _MUCH_LARGER * row.batch_size and growth < _NO_GROWTH_BYTES:
+            raise BadInput(
+                f"{job.workload}: batch {job.batch_size} takes no more memory than batch {row.batch_size}, so it seems "
+                "to ignore its batch size. Make each step train on batch_size samples."
+            )
 
 
 def result_of(
@@ -126,6 +176,8 @@ def result_of(
         run_id=run.run_id,
         experiment_id=run.experiment_id,
         job=session.job,
+        target_kind=session.inspection.kind,
+        target_recipe=session.inspection.recipe,
         asked=session.request.job,
         hardware=session.inspection.hardware,
         precisions={
@@ -158,7 +210,7 @@ def _bracket_in_words(fits: int, fails: int | None) -> str:
 
 
 def _steps_of_an_epoch(session: Session, batch_size: int) -> int:
-    if not batch_size:
+    if not batch_size or session.inspection.kind != "workload":
         return 0
     accumulated = probe_jobs.accumulation_of(session)
     job = dataclasses.replace(session.job, batch_size=batch_size, grad_accum=accumulated)

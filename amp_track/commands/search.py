@@ -18,7 +18,7 @@ from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 from amp_track.results.trial_row import TrialRow
-from amp_track.session import publish, study_manifest
+from amp_track.session import checks, publish, study_manifest
 from amp_track.session.run_job import run_trial, seed_text
 from amp_track.session.session import Runner, Session
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
@@ -39,6 +39,7 @@ def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
     options = request.search_options
     deadline = time.monotonic() + (options.time_limit_seconds if options.time_limit_seconds is not None else math.inf)
     session = Session.prepare(request, request.max_batch_options.precisions, runner=runner)
+    checks.needs_a_workload(session.job, session.inspection, "search", "whose metric it compares")
     if options.seeds > 1 and REFERENCE not in session.precisions:
         raise BadInput(
             f"--seeds: got {options.seeds} with --precision {','.join(session.precisions)}, expected fp32 among them: "

@@ -45,6 +45,7 @@ def train(request: Request, *, runner: Runner | None = None) -> TrainResult:
         raise BadInput("--trust-store requires --resume: a new training runs only the workload that you name.")
     request.check_max_batch_options()
     session = Session.prepare(request, (request.job.precision,), runner=runner)
+    checks.needs_a_workload(session.job, session.inspection, "train", "whose loss and metric it tracks")
     job = session.job
     studies = Studies(session)
     if request.find_batch_size:
@@ -67,6 +68,7 @@ def _resume(request: Request, run_id: str, *, runner: Runner | None) -> TrainRes
 
     tracker, resumable, request = _open_run(request, run_id)
     session = Session.prepare(request, (request.job.precision,), runner=runner)
+    checks.needs_a_workload(session.job, session.inspection, "train", "whose loss and metric it tracks")
     if session.inspection.workload_digest != resumable.workload_digest:  # its import may have loaded other files
         if not request.resumption.allow_changed_workload:
             raise checks.changed_workload(_stored(run_id, resumable), session.job.workload)
@@ -165,6 +167,8 @@ def _open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Reques
 
     tracker = Tracker(store.url, outbox_folder=request.stores.optuna.outbox_folder, resumes=True)
     resumable = tracker.resumable(run_id)
+    if resumable.job.command or resumable.job.workload.startswith("amp_track."):  # which name other code to run
+        raise BadInput(f"--resume: got {run_id}, expected the run of a training: train never runs commands.")
     workload = checks.trusted_workload(_stored(run_id, resumable), request)
     job = dataclasses.replace(_merged(request, resumable.job), workload=workload)
     if resumable.is_finished and (job.epochs, job.steps) == (resumable.job.epochs, resumable.job.steps):

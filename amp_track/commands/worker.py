@@ -111,6 +111,7 @@ def _remembered(request: Request) -> tuple[str, Remembered, str]:
         reference=known.job.workload,
         digest=known.inspection.workload_digest,
         imports=known.inspection.workload_imports,
+        trains_itself=bool(known.job.command) or known.job.workload.startswith("amp_track."),
         with_workload=f"amp-track worker {shlex.quote(name)} WORKLOAD",
         if_changed=f"Restore that version, or give amp-track {known.command} another --study for this one.",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amp_track.config import torchrun
@@ -28,20 +28,25 @@ from amp_track.records.errors import BadInput
 from amp_track.stores.addresses import STORAGE_VARIABLE
 
 # max-batch and search choose precision and batch size themselves; their jobs are too short for checkpoints.
-_JOB_OF_A_STUDY = flags_of(Job, without=("precision", "batch_size", "checkpoint_every"))
+_JOB_OF_A_STUDY = flags_of(Job, without=("precision", "batch_size", "checkpoint_every", "precision_words"))
 
 _DISTRIBUTED = ("train", "max-batch", "search", "compare")
 """The commands that torchrun may start."""
 
 FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "train": (
-        *flags_of(Job),
+        *flags_of(Job, without=("precision_words",)),
         *flags_of(Resumption),
         *flags_of(MaxBatchOptions, without=("precisions",)),
         *flags_of(Trust),
         *flags_of(Stores),
     ),
-    "max-batch": (*flags_of(MaxBatchOptions), *_JOB_OF_A_STUDY, *flags_of(Stores)),
+    "max-batch": (
+        *flags_of(MaxBatchOptions),
+        *_JOB_OF_A_STUDY,
+        *flags_of(Job, "precision_words"),
+        *flags_of(Stores),
+    ),
     "search": (
         *flags_of(MaxBatchOptions, without=("multiple_of", "effective_batch_size")),
         *flags_of(SearchOptions),
@@ -52,7 +57,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         *flags_of(CompareOptions),
         *flags_of(MaxBatchOptions, "precisions"),
         *flags_of(SearchOptions, "seeds", "tolerance"),
-        *flags_of(Job, without=("precision", "checkpoint_every")),
+        *flags_of(Job, without=("precision", "checkpoint_every", "precision_words")),
         *flags_of(Stores),
     ),
     "dtypes": (
@@ -77,13 +82,21 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
 """The flags by command, in the order of `--help`."""
 
 
-def request_of(command: str, workload: str | None, given: Mapping[str, Any], *, owns_process: bool = False) -> Request:
+def request_of(
+    command: str,
+    workload: str | None,
+    given: Mapping[str, Any],
+    *,
+    words: Sequence[str] = (),
+    owns_process: bool = False,
+) -> Request:
     """Return the request of a command. Options without a flag on this command have their defaults.
 
     Args:
         command: one of `FLAGS`.
         workload: a file, or `package.module:Class`; None if it was not given.
         given: the values by `Flag.parameter`: a text, the texts of a repeatable flag, or True for a switch.
+        words: the words of a command whose script is the workload.
         owns_process: whether this process runs only this command.
 
     Raises:
@@ -106,7 +119,7 @@ def request_of(command: str, workload: str | None, given: Mapping[str, Any], *, 
             fixed["find_batch_size"] = True
     if command == "compare":
         fixed["compare_options"] = build(CompareOptions, flags, given)
-    job: dict[str, Any] = {} if workload is None else {"workload": workload}
+    job: dict[str, Any] = {"command": tuple(words)} | ({} if workload is None else {"workload": workload})
     if command == "plan":
         job |= {"synthetic": True, "device": "cpu"}  # a plan uses the shapes of example() and needs no device
     if command == "dtypes":

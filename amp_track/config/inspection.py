@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from amp_track.config.job import Job, loads_in_its_own_process
 from amp_track.records.hardware import Hardware
@@ -21,8 +22,9 @@ class Support:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetInspection:
-    """The properties of a job's workload."""
+    """The properties of a job's target. Only a workload has all of them."""
 
+    kind: Literal["workload", "function", "command"] = "workload"
     workload_name: str
     workload_digest: str
     """The digest of the workload's source: a max batch that was proven for other code does not hold."""
@@ -30,19 +32,27 @@ class TargetInspection:
     """The imported files that the digest covers too, relative to the workload's folder; None if unknown."""
     batch_size: int
     """The workload's own batch size, for which its learning rate was chosen."""
-    epochs: int
-    learning_rate: float
-    num_workers: int
-    options: tuple[tuple[str, str], ...]
+    epochs: int = 1
+    learning_rate: float = 0.0
+    num_workers: int = 0
+    options: tuple[tuple[str, str], ...] = ()
     """Every option of the workload with the value it has in this job."""
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """The possible values of each option that has a known list: switches and named choices."""
-    metric_name: str
-    higher_is_better: bool
-    training_samples: int
-    """0 if the job is synthetic: the data was not loaded."""
-    evaluation_samples: int
-    dataset_digest: str
+    recipe: str = ""
+    """How to train with the result: the call of a function, with placeholders; empty for a workload or a command."""
+    unsupported: tuple[tuple[str, str], ...] = ()
+    """The precisions in which it cannot train, each with the reason."""
+    metric_name: str = "none"
+    higher_is_better: bool = True
+    training_samples: int = 0
+    """0 if the data was not loaded: the job is synthetic, or the target is not a workload."""
+    evaluation_samples: int = 0
+    dataset_digest: str = "unknown"
+
+    def knows_samples(self, job: Job) -> bool:
+        """Return whether the number of training samples is known and limits a job's batch."""
+        return self.kind == "workload" and not job.synthetic
 
 
 @dataclass(frozen=True, kw_only=True)

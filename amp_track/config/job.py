@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from amp_track.config import precisions, values
 from amp_track.config.cli_params import Affects, Panel, setting, switch
+from amp_track.config.precisions import Precision
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
 
@@ -27,6 +29,8 @@ class Job:
 
     # fmt: off
     workload: str = DEFAULT_WORKLOAD
+    command: tuple[str, ...] = ()
+    """The words of a command to run instead, with placeholders; `workload` is then its script."""
     precision: str = setting("amp", values.precision, f"{precisions.described()}.", affects=Affects.TRIAL)
     batch_size: int | None = setting(
         None, values.positive_integer, "Samples per batch. auto finds the max batch first and trains at it.",
@@ -107,6 +111,10 @@ class Job:
         (), values.option, "Set an option of the workload, such as width=32. Repeatable.", flag="set", repeatable=True,
         shown_default="the workload's", affects=Affects.MAX_BATCH
     )
+    precision_words: tuple[tuple[str, str], ...] = setting(
+        (), values.precision_words, "What {precision} stands for in a command: amp=--fp16, fp32=. Repeatable.",
+        repeatable=True, shown_default="the precision's name", affects=Affects.MAX_BATCH, panel=Panel.SEARCH
+    )
     # fmt: on
     probe: bool = False
     """Whether to run only the steps that measure whether the batch fits; see `amp_track.training.trainer`."""
@@ -123,12 +131,16 @@ class Job:
             )
 
     def params(self) -> dict[str, str]:
-        """Return every field by name, as text, for MLflow; unset fields are "None"."""
+        """Return every field by name, as text, for MLflow; unset fields are "None". Only a command has its words."""
         texts = {}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
-            if item.name == "options":
+            if item.name in ("command", "precision_words") and not value:
+                continue  # of a command only
+            if item.name in ("options", "precision_words"):
                 value = ",".join(f"{name}={text}" for name, text in value) or None
+            if item.name == "command":
+                value = shlex.join(value) or None
             texts[item.name] = str(value)
         return texts
 
@@ -139,8 +151,28 @@ class Job:
     @staticmethod
     def from_json(text: str) -> Job:
         values = json.loads(text)
-        values["options"] = tuple((name, value) for name, value in values["options"])
+        for name in ("options", "precision_words"):
+            values[name] = tuple((key, value) for key, value in values.get(name, ()))
+        values["command"] = tuple(values.get("command", ()))
         return Job(**values)
+
+    def words(self, *, scratch: str) -> list[str]:
+        """Return the words of the command, with the job's values in place of `{batch_size}` and other placeholders."""
+        of_precision = dict(self.precision_words).get(self.precision)
+        if of_precision is None:
+            takes_it = any("{precision}" in word for word in self.command)
+            library = library_of(self.workload) if takes_it else None
+            of_precision = Precision.named(self.precision).in_tools.get(library or "", self.precision)
+        values = {"{batch_size}": str(self.batch_size), "{scratch}": scratch, "{precision}": of_precision}
+        words = []
+        for word in self.command:
+            if word == "{precision}":  # it may stand for several words, or none
+                words += shlex.split(of_precision)
+                continue
+            for name, value in values.items():
+                word = word.replace(name, value)
+            words.append(word)
+        return words
 
     @property
     def short_name(self) -> str:
@@ -187,6 +219,19 @@ class JobFolder:
     """The checkpoint to resume from."""
     keep_weights: bool = False
     keep_plots: bool = True
+
+
+def library_of(script: str) -> str | None:
+    """Return the library whose flags for the precision a script takes; None if it is not known to take any's."""
+    try:
+        text = Path(script).read_text(errors="replace")
+    except OSError:  # a report may be made where it is not
+        return None
+    if "HfArgumentParser" in text:
+        return "transformers"
+    if "LightningCLI" in text:
+        return "lightning"
+    return "timm" if "timm" in text and "amp-dtype" in text else None
 
 
 def loads_in_its_own_process(device_kind: str, memory_budget_bytes: int | None) -> bool:

@@ -5,8 +5,8 @@ Importing this takes no torch: the command line and the reports need only names,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Precision:
     """Whether a GradScaler scales the loss."""
     compute_capability: tuple[int, int] = (0, 0)
     """The lowest compute capability of an NVIDIA GPU that supports it."""
+    in_tools: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """What other libraries call it, by library: the value of their precision setting, or their flags."""
     prepare: Callable[[nn.Module], nn.Module] = _unchanged
     """Returns the model to train, given the new model on the CPU in float32."""
 
@@ -77,8 +79,20 @@ class Precision:
 BY_NAME = {
     precision.name: precision
     for precision in (
-        Precision(name="fp32", words="strict IEEE", color="#0072B2", computes="float32"),
-        Precision(name="tf32", color="#56B4E9", computes="tf32", compute_capability=(8, 0)),
+        Precision(
+            name="fp32",
+            words="strict IEEE",
+            color="#0072B2",
+            computes="float32",
+            in_tools={"transformers": "", "lightning": "32-true", "accelerate": "no", "timm": ""},
+        ),
+        Precision(
+            name="tf32",
+            color="#56B4E9",
+            computes="tf32",
+            compute_capability=(8, 0),
+            in_tools={"transformers": "--tf32 True", "lightning": "32-true", "accelerate": "no", "timm": ""},
+        ),
         Precision(
             name="amp",
             aliases=("fp16",),
@@ -87,8 +101,26 @@ BY_NAME = {
             computes="float16",
             autocasts=True,
             grad_scaler=True,
+            in_tools={
+                "transformers": "--fp16",
+                "lightning": "16-mixed",
+                "accelerate": "fp16",
+                "timm": "--amp --amp-dtype float16",
+            },
         ),
-        Precision(name="bf16", color="#009E73", computes="bfloat16", autocasts=True, compute_capability=(8, 0)),
+        Precision(
+            name="bf16",
+            color="#009E73",
+            computes="bfloat16",
+            autocasts=True,
+            compute_capability=(8, 0),
+            in_tools={
+                "transformers": "--bf16",
+                "lightning": "bf16-mixed",
+                "accelerate": "bf16",
+                "timm": "--amp --amp-dtype bfloat16",
+            },
+        ),
     )
 }
 """Every precision, in the order in which they are measured and shown.

@@ -209,6 +209,15 @@ def option(text: str) -> tuple[str, str]:
     return name, value
 
 
+@kind("precision=words, such as amp=--fp16", "NAME=WORDS")
+def precision_words(text: str) -> tuple[str, str]:
+    """`amp=--fp16` is ("amp", "--fp16"), `fp32=` is ("fp32", "")."""
+    name, equals, words = text.partition("=")
+    if not equals:
+        raise ValueError(text)
+    return precision(name), words
+
+
 @kind("an option of sbatch, such as partition=gpu", "OPTION=VALUE")
 def sbatch_option(text: str) -> tuple[str, str]:
     """`cpus-per-task=8` is ("cpus_per_task", "8"), `exclusive` is ("exclusive", "")."""

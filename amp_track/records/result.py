@@ -119,6 +119,8 @@ class JobResult:
     message: str = ""
     traceback: str = ""
     signal: str = ""  # the signal that killed the job process, such as `SIGSEGV`
+    training_samples: int | None = None
+    """The size of a data set that is smaller than the batch."""
     requested_bytes: int | None = None  # the size of the allocation that failed
     wall_seconds: float = 0.0
     train_seconds: float | None = None

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from amp_track.config.cli_params import Flag, flags_of
 from amp_track.config.job import Job
-from amp_track.config.precisions import REFERENCE
+from amp_track.config.precisions import REFERENCE, Precision
 from amp_track.config.values import Tolerance
 from amp_track.records.result import JobResult
 from amp_track.results.compare import Cell, CompareResult, as_numbers
@@ -37,6 +37,8 @@ class Recommendation:
     """Its speed over the best speed of fp32; None if one of the two is unknown, and for fp32 itself."""
     batch_ratio: float | None
     """Its max batch over that of fp32."""
+    target_kind: str = "workload"
+    target_recipe: str = ""
     job_result: JobResult | None = None
     """The training that the recommendation is based on; None if only max batches are known."""
     metric_of_fp32: float | None = None
@@ -44,6 +46,13 @@ class Recommendation:
 
     @property
     def command(self) -> str:
+        """The command that trains with it; for a function, the call."""
+        match self.target_kind:
+            case "command":
+                return shlex.join(self.job.words(scratch="OUTPUT_FOLDER"))
+            case "function":
+                tool = {f"in_{name}": words for name, words in Precision.named(self.precision).in_tools.items()}
+                return self.target_recipe.format(batch_size=self.batch_size, precision=self.precision, **tool)
         return train_command(self.job)
 
     def as_json(self) -> dict[str, Any]:
@@ -52,6 +61,7 @@ class Recommendation:
             "batch_size": self.batch_size,
             "grad_accum": self.job.grad_accum,
             "command": self.command,
+            "in_tools": dict(Precision.named(self.precision).in_tools),
         }
 
 
@@ -118,6 +128,8 @@ def _recommended(
     is_reference, max_batch = precision == REFERENCE, fitted.max_batch[precision]
     return Recommendation(
         job=dataclasses.replace(fitted.asked, **changes),
+        target_kind=fitted.target_kind,
+        target_recipe=fitted.target_recipe,
         precision=precision,
         batch_size=changes["batch_size"],
         samples_per_second=speed,

@@ -8,16 +8,15 @@ import platform
 import torch
 
 from amp_track._version import __version__
-from amp_track.config.inspection import Inspection, Support
+from amp_track.config.inspection import Inspection, Support, TargetInspection
 from amp_track.config.job import Job, JobFolder, Rank
 from amp_track.config.precisions import PRECISIONS
-from amp_track.records.errors import BadInput, InvalidReturnValue, StoreFailed, summary
-from amp_track.records.result import JobResult, JobStatus
+from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.runner.process_setup import Sender
-from amp_track.targets.base import load_target, users_traceback
+from amp_track.targets.base import job_result_of_exception, load_target
 from amp_track.training import process_group
 from amp_track.training.amp import precision
-from amp_track.training.devices import oom, open
+from amp_track.training.devices import open
 from amp_track.training.devices.base import Device
 
 
@@ -87,13 +86,14 @@ def _inspection(job: Job, rank: Rank) -> Inspection:
     device = open.open_device(job.device)
     open.check_processes(device, rank)
     open.check_budget(device, job.memory_budget_bytes, rank.local_count)
+    target = load_target(job).inspect()
     return Inspection(
-        **vars(load_target(job).inspect()),
+        **vars(target),
         device=str(device.torch_device),
         hardware=device.hardware(),
         free_bytes=open.free_bytes_each(device, rank.local_count),
         budget_support=device.budget_support(),
-        precisions=tuple((name, _support(name, device, rank.local_count)) for name in PRECISIONS),
+        precisions=tuple((name, _support(name, device, rank.local_count, target)) for name in PRECISIONS),
         local_processes=rank.local_count,
         versions=(
             ("amp_track", __version__),
@@ -106,23 +106,9 @@ def _inspection(job: Job, rank: Rank) -> Inspection:
     )
 
 
-def _support(name: str, device: Device, processes: int) -> Support:
-    """Return whether all devices of the job support a precision, with the reason of the first that does not."""
+def _support(name: str, device: Device, processes: int, target: TargetInspection) -> Support:
+    """Return whether the target and all devices support a precision, with the reason of the first that does not."""
+    if (reason := dict(target.unsupported).get(name)) is not None:
+        return Support(supported=False, reason=reason)
     supports = [precision.support(name, each.torch_device) for each in device.of_processes(processes)]
     return next((support for support in supports if not support.supported), supports[0])
-
-
-def job_result_of_exception(error: BaseException, phase: str, device: Device | None) -> JobResult:
-    status = JobStatus.KERNEL_LIMIT if oom.is_kernel_limit(error) else JobStatus.CRASHED
-    if oom.is_out_of_memory(error):
-        status = JobStatus.OOM
-    peak = device.peak() if device is not None else None
-    return JobResult(
-        status=status,
-        phase=phase,
-        message=f"{summary(error)} (in {phase})",
-        traceback="" if isinstance(error, InvalidReturnValue) else users_traceback(error),
-        requested_bytes=oom.requested_bytes(error),
-        train_peak_allocated_bytes=peak.allocated_bytes if peak is not None else None,
-        peak_bytes=peak.reserved_bytes if peak is not None else None,
-    )

@@ -20,9 +20,8 @@ from amp_track.memory_plan.predict import Prediction, forecast
 from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
 from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue, summary
 from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlanReport, PlanTask, PrecisionPlan
-from amp_track.runner import job_main
 from amp_track.runner.process_setup import Sender
-from amp_track.targets.base import load_target, users_traceback
+from amp_track.targets.base import job_result_of_exception, load_target, users_traceback
 
 if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
@@ -52,7 +51,7 @@ def predict(job: Job, task: PlanTask | ForecastTask, rank: Rank, sender: Sender)
         if isinstance(task, ForecastTask):  # a search does not need forecasts, so they cannot fail
             message = Forecasts(reason=summary(error))
         elif isinstance(error, InvalidReturnValue) or not isinstance(error, Exception):
-            message = job_main.job_result_of_exception(error, "plan", None)
+            message = job_result_of_exception(error, "plan", None)
         else:
             message = error if isinstance(error, AmpTrackError) else _cannot_be_planned(job, error)
     sender.send(message)

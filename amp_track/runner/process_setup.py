@@ -138,9 +138,10 @@ def _run_task(task: Task, job: Job, folder: JobFolder | None, rank: Rank, after_
 def _import_before_torch(job: Job, task: Task, sender: Sender) -> str:
     """Import the workload, then the modules that every job needs. Return the traceback of a failure, or ""."""
     started = time.monotonic()
-    source.import_ahead(job.workload)
+    if not job.command:  # its script runs as a program, once
+        source.import_ahead(job.workload)
     failure: str = sys.modules[fork_server.PRELOAD_MODULE].import_required()
-    if task == "inspect":
+    if task == "inspect" and not job.command:
         leading = leading_imports(job.workload)
         is_why = os.environ.get(fork_server.PRELOAD_VARIABLE) == "\n".join(leading.statements)
         if is_why and leading.stopped_at:

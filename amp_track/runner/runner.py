@@ -131,7 +131,11 @@ class JobRunner:
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
     ) -> JobResult:
         """Run a job on all its ranks and merge their results. Only rank 0 sends events."""
-        with processes.scratch_folder() if job.nproc > 1 else nullcontext() as scratch:
+        is_integration = job.workload.startswith("amp_track.")
+        needs_folder = folder is None and bool(job.command or is_integration)  # for files of a training that ends early
+        with processes.scratch_folder() if job.nproc > 1 or needs_folder else nullcontext() as scratch:
+            if needs_folder:
+                folder = JobFolder(path=str(scratch))
             rendezvous = f"file://{scratch}/rendezvous" if scratch is not None else ""
             all_ranks = ranks_of_one_machine(job.nproc, rendezvous)
             results = self.in_fresh_processes(task, job, all_ranks, on_event, folder)
@@ -173,7 +177,7 @@ class JobRunner:
                 self._has_killed = any(child.has_died or child.result is None for child in running)
                 results = [crash_diagnosis.oom_if_its_loader_was_killed(child.result, kills) for child in running]
                 results += [result for source in beside for result in source.results]
-        except CudaTouched as error:
+        except (CudaTouched, fork_server.ImportsTakeTooLong) as error:
             self._leave_imports_to_jobs(error)
             return self.in_fresh_processes(task, job, all_ranks, on_event, folder, beside)
         has_failed = any(isinstance(result, JobResult) and not result.fits for result in results)
@@ -187,8 +191,8 @@ class JobRunner:
             return [timed_out] * len(results)
         return results
 
-    def _leave_imports_to_jobs(self, error: CudaTouched) -> None:
-        """Replace a fork server in which a package initialized CUDA, so that no job can use a GPU.
+    def _leave_imports_to_jobs(self, error: Exception) -> None:
+        """Replace a fork server in which a package initialized CUDA, so that no job can use a GPU, or does not end.
 
         The next one skips packages that only the workload needs. Raise the error if there are none.
         """
@@ -196,10 +200,13 @@ class JobRunner:
         left = [each for each in statements if not leading_imports.is_of_required_package(each)]
         if not left:
             raise error
-        _log.warning(
-            "%s initializes CUDA, so each job runs this import, which takes seconds. Delay the first use of CUDA until "
-            "after the import.", "; ".join(left),
-        )  # fmt: skip
+        if isinstance(error, CudaTouched):
+            _log.warning(
+                "%s initializes CUDA, so each job runs this import, which takes seconds. Delay the first use of CUDA "
+                "until after the import.", "; ".join(left),
+            )  # fmt: skip
+        else:
+            _log.warning("%s: %s, so each job runs it.", "; ".join(left), error)
         kept = tuple(each for each in statements if each not in left)
         self._imports = dataclasses.replace(self._imports, statements=kept)
         fork_server.stop()

@@ -56,7 +56,9 @@ class Order(_Strict):
     @field_validator("job")
     @classmethod
     def _check(cls, job: Job) -> Job:
-        """Check the fields that select code in torch."""
+        """Check the fields that select code: no command, nor an integration, whose options name functions."""
+        if job.command or job.workload.startswith("amp_track."):
+            raise ValueError(job)
         values.device(job.device)
         values.precision(job.precision)
         return job

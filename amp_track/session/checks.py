@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from amp_track.config.cli_params import flags_of
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job, loads_in_its_own_process
 from amp_track.config.options import Request
@@ -21,8 +22,9 @@ def check_supported(request: Request, inspection: Inspection, precisions: Sequen
     """Check that device and data set support the request."""
     job, options = request.job, request.max_batch_options
     budget, effective = job.memory_budget_bytes, options.effective_batch_size
+    _check_settings(request, inspection)
     data_has_a_batch(request, job, inspection)
-    if effective is not None and not job.synthetic and effective > inspection.training_samples:
+    if effective is not None and inspection.knows_samples(job) and effective > inspection.training_samples:
         raise BadInput(
             f"--effective-batch-size: got {effective}, expected at most {inspection.training_samples}, the number of "
             f"training samples of {job.workload}."
@@ -53,7 +55,7 @@ def check_supported(request: Request, inspection: Inspection, precisions: Sequen
 def data_has_a_batch(request: Request, job: Job, inspection: Inspection) -> None:
     """Check that the training data has at least one batch for a resolved job."""
     batch_size, ranks = job.batch_size, job.nproc
-    if batch_size is None or job.synthetic or batch_size * ranks <= inspection.training_samples:
+    if batch_size is None or not inspection.knows_samples(job) or batch_size * ranks <= inspection.training_samples:
         return
     times = f" for each of {ranks} ranks" if ranks > 1 else ""
     samples = f"{inspection.training_samples} training samples"
@@ -71,6 +73,38 @@ def data_has_a_batch(request: Request, job: Job, inspection: Inspection) -> None
         f"--batch-size: got {batch_size}{times}, expected at most {inspection.training_samples}, the number of "
         f"training samples of {job.workload}."
     )
+
+
+def needs_a_workload(job: Job, inspection: Inspection, command: str, why: str) -> None:
+    """Check that the target is a workload; only max-batch takes functions and commands too."""
+    if inspection.kind != "workload":
+        raise BadInput(
+            f"{job.workload}: {command} needs a Workload, {why}; this is a {inspection.kind}. Use max-batch, or "
+            "write a Workload."
+        )
+
+
+_SETTINGS = {
+    "function": {"workload", "device", "memory_budget_bytes", "job_timeout_seconds", "options"},
+    "command": {"workload", "device", "memory_budget_bytes", "job_timeout_seconds", "precision_words"},
+}
+"""The settings of a job that a target other than a workload takes: all else is in its own code."""
+
+
+def _check_settings(request: Request, inspection: Inspection) -> None:
+    """Check that a function or a command is not given settings that only a workload's trainer has."""
+    if inspection.kind == "workload":
+        if request.job.precision_words:
+            raise BadInput("--precision-words requires a command: amp-track max-batch -- python train.py …")
+        return
+    if request.max_batch_options.confirm_steps == "epoch" and request.job.job_timeout_seconds is None:
+        raise BadInput(
+            f"--confirm-steps epoch runs a {inspection.kind} to its own end, which may never come. Add --job-timeout."
+        )
+    instead = "give it a parameter and use --set" if inspection.kind == "function" else "write it in the command"
+    for flag in flags_of(Job):
+        if flag.field.name in request.given and flag.field.name not in _SETTINGS[inspection.kind]:
+            raise BadInput(f"{flag.name} is not supported with a {inspection.kind}, which trains itself: {instead}.")
 
 
 @contextmanager
@@ -98,6 +132,8 @@ class StoredWorkload:
     digest: str
     imports: tuple[str, ...] | None
     """The other source files, relative to the folder of the workload's file; None if they are not recorded."""
+    trains_itself: bool = False
+    """Whether the store also names other code to run: a command, or functions in the options of an integration."""
     with_workload: str
     """The command line that names the workload explicitly."""
     if_changed: str
@@ -114,6 +150,11 @@ def trusted_workload(stored: StoredWorkload, request: Request) -> str:
         BadInput: the store names a file that is missing or outside the working folder, or the source files differ from
             the recorded ones.
     """
+    if stored.trains_itself and not request.trust.trust_store:
+        raise BadInput(
+            f"{stored.owner} runs a command or functions that the store names. Add --trust-store if everyone who can "
+            "write to the store may run code here."
+        )
     is_given = "workload" in request.given
     reference = request.job.workload if is_given else stored.reference
     if not is_given and ":" not in reference and not os.path.isfile(reference):

@@ -27,6 +27,8 @@ _ACCUMULATED_BATCHES = 2
 """Two are enough to measure accumulation: gradients stay in memory while the next batch runs."""
 _SECONDS, _TIMES_THE_PROBES = 60.0, 4.0
 """A confirmation run takes at most the larger of the two, unless `--confirm-steps` asks for more."""
+_UNSHORTENED_SECONDS = 10.0
+"""The least time of a confirmation run of a function or a command, which may never end by itself."""
 MOST_EPOCHS, _EPOCHS_SECONDS = 3, 5.0
 """Number of epochs if they take at most this time: a batch of small samples may fit with less than a page to spare.
 The digits within 32 MiB ran at batch 176 for two epochs, and ran out of memory in the third (AMD EPYC, 8 of 8)."""
@@ -37,7 +39,7 @@ FEWEST_STEPS = 4
 
 def goal_of(session: Session, free_bytes: int) -> Goal:
     """Return the goal of a command's max-batch study; `free_bytes` were free when the study began."""
-    from amp_track.study.batch_sampler import Goal
+    from amp_track.study.batch_sampler import Goal, NoForecasts
 
     options, budget = session.request.max_batch_options, session.job.memory_budget_bytes
     limit = limit_of(session)
@@ -53,7 +55,9 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
         multiple_of=options.multiple_of,
         confirm=options.confirm_steps != 0,
         whole_probes=_probes_are_whole(session),
-        forecasts=Plans(session, budget_bytes=budget_bytes, max_batch_size=limit.batch_size),
+        forecasts=Plans(session, budget_bytes=budget_bytes, max_batch_size=limit.batch_size)
+        if session.inspection.kind == "workload"
+        else NoForecasts(),
         beyond=0 if session.inspection.hardware.kind == "cpu" else _BEYOND,
     )
 
@@ -71,7 +75,7 @@ def _probes_are_whole(session: Session) -> bool:
 def limit_of(session: Session) -> Limit:
     """Return the largest batch size to probe. The size of the data set does not limit synthetic batches."""
     job, limits = session.job, []
-    if not job.synthetic:
+    if session.inspection.knows_samples(job):
         limits.append(Limit(max(session.inspection.training_samples // job.nproc, 1), "dataset"))
     if (most := session.request.max_batch_options.max_batch_size) is not None:
         limits.append(Limit(most, "max_batch_size"))
@@ -159,6 +163,8 @@ def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) ->
 
     `probes` are the job results at its precision, the one nearest to the max batch last.
     """
+    if session.inspection.kind != "workload":
+        return _confirmation_by_time(session, job, probes)
     samples = session.training_samples(job)
     of_epoch, in_all = steps_per_epoch(job, samples), total_steps(job, samples)
     # -1: the job ends before the smaller last step of its epoch, and so does the confirmation run.
@@ -180,6 +186,19 @@ def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) ->
     if steps >= whole or steps < FEWEST_STEPS:  # such a short run has full steps only, as any training has
         return long
     return dataclasses.replace(long, epoch_steps=steps - after_epoch)
+
+
+def _confirmation_by_time(session: Session, job: Job, probes: Sequence[JobResult]) -> Job:
+    """Return a confirmation run of a function or a script: unshortened, to its end or for a limited time."""
+    asked = session.request.max_batch_options.confirm_steps
+    if isinstance(asked, int):
+        return dataclasses.replace(job, epochs=None, steps=asked)
+    assert job.batch_size is not None
+    speeds = [probe.samples_per_second for probe in probes if probe.fits and probe.samples_per_second]
+    step_seconds = max(job.batch_size / speeds[-1], 1e-4) if speeds else 1.0
+    most_seconds = min(max(_UNSHORTENED_SECONDS, _TIMES_THE_PROBES * sum(p.wall_seconds for p in probes)), _SECONDS)
+    steps = None if asked == "epoch" else max(int(most_seconds / step_seconds), FEWEST_STEPS)
+    return dataclasses.replace(job, epochs=None, steps=steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

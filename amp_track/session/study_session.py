@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -262,6 +263,7 @@ def _max_batch_settings(session: Session) -> dict[str, str]:
         "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
     }  # GPU memory depends on neither, and machines with the same GPU differ in both
     return _settings_that_affect(job, Affects.MAX_BATCH) | {
+        **({"command": shlex.join(job.command)} if job.command else {}),
         "workload": inspection.workload_name,
         "workload source": inspection.workload_digest,
         "device": inspection.hardware.title,
@@ -279,8 +281,8 @@ def _max_batch_settings(session: Session) -> dict[str, str]:
 
 
 def _settings_that_affect(job: Job, what: Affects) -> dict[str, str]:
-    params = job.params()
-    return {flag.field.name: params[flag.field.name] for flag in flags_of(Job) if flag.setting.affects is what}
+    params, names = job.params(), [flag.field.name for flag in flags_of(Job) if flag.setting.affects is what]
+    return {name: params[name] for name in names if name in params}
 
 
 def _default_study_name(session: Session) -> str:

@@ -320,6 +320,9 @@ def _probes(done: Iterable[Done], kinds: Sequence[str]) -> list[Probe]:
     return [
         Probe(job.batch_size, job.job_result.status, job.job_result.peak_bytes, job.job_result.peak_allocated_bytes)
         if job.fits
+        # Every batch above the size of the data set ends in the same way.
+        else Probe((job.job_result.training_samples or job.batch_size - 1) + 1, JobStatus.OVER_DATASET)
+        if job.job_result.status is JobStatus.OVER_DATASET
         else Probe(job.batch_size, job.job_result.status, job.job_result.wanted_bytes)
         for job in done
         if job.kind in kinds

@@ -1,4 +1,4 @@
-"""Load what a job runs. Another kind of target is another module with the methods of `WorkloadTarget`."""
+"""The interface of a target, which a job process runs. Another kind of target is another module of this package."""
 
 from __future__ import annotations
 
@@ -6,31 +6,124 @@ import importlib
 import os
 import re
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from amp_track.config.job import Job
-from amp_track.records.errors import printable
+from amp_track.config.inspection import TargetInspection
+from amp_track.config.job import Job, JobFolder
+from amp_track.records.dtypes import DtypesReport
+from amp_track.records.errors import BadInput, InvalidReturnValue, printable, summary
+from amp_track.records.events import Event
+from amp_track.records.result import JobResult, JobStatus
+from amp_track.targets import source
+from amp_track.training.devices import oom
+from amp_track.training.devices.base import Device
+from amp_track.training.process_group import RankGroup
 
 if TYPE_CHECKING:
-    from amp_track.targets.workload import WorkloadTarget
+    from amp_track.memory_plan.fake_step import FakeStep
 
+Send = Callable[[Event | JobResult | BadInput], None]
+"""Sends an event to the command; a target that ends its process sends its result too."""
+T_co = TypeVar("T_co", covariant=True)
 _PACKAGE = Path(__file__).parents[1]
 _OUR_FRAME = re.compile(rf'^  File "{re.escape(f"{_PACKAGE}{os.sep}")}.*\n(?:    .*\n)*', re.MULTILINE)
 """Matches a frame of this package in the text of a loader process's exception."""
 
 
-def load_target(job: Job) -> WorkloadTarget:
-    """Load the target of a job. Raises BadInput if it cannot be loaded."""
-    from amp_track.targets.workload import WorkloadTarget  # not in the fork server, which imports this module
+class TargetTask(Protocol[T_co]):
+    """A task of a target."""
 
-    return WorkloadTarget(job)
+    @property
+    def phase(self) -> str:
+        """The current phase, or the phase in which an exception was raised: data, model, forward, evaluation, …"""
+
+    def run(self) -> T_co:
+        """Run the task. Exceptions pass through unchanged."""
+
+
+class ProbeTarget(Protocol):
+    """A target, loaded for one resolved job."""
+
+    def inspect(self) -> TargetInspection:
+        """Return its properties. Raises BadInput if it cannot run."""
+
+    def training(
+        self,
+        device: Device,
+        send: Send,
+        *,
+        group: RankGroup,
+        enforce_budget: bool,
+        folder: JobFolder | None,
+    ) -> TargetTask[JobResult]:
+        """Return the task that trains, or that only probes if the job says so.
+
+        Args:
+            device: the device to train on.
+            send: called with each event.
+            group: the connection to the other ranks of the job.
+            enforce_budget: limit memory to the job's budget, instead of only measuring it.
+            folder: where to write checkpoints and artifacts, and which checkpoint to resume from.
+        """
+
+    def dtypes(self, device: Device) -> TargetTask[DtypesReport]:
+        """Return the task that records the dtypes of one batch. Raises BadInput if this kind of target has none."""
+
+    def fake_step(self, *, as_cuda: bool) -> FakeStep:
+        """Return its training step on fake tensors. Raises PlanningUnavailable, or BadInput without such a step."""
+
+
+def load_target(job: Job) -> ProbeTarget:
+    """Load the target of a job. Raises BadInput if it cannot be loaded."""
+    from amp_track.targets.command import CommandTarget
+    from amp_track.targets.function import FunctionTarget
+    from amp_track.targets.workload import WorkloadTarget
+
+    if job.command:
+        return CommandTarget(job)
+    _, is_in_module, name = job.workload.partition(":")
+    found = getattr(imported(job.workload), name, None) if is_in_module else None
+    return FunctionTarget(job, found) if isinstance(found, FunctionType) else WorkloadTarget(job)
+
+
+def imported(reference: str) -> ModuleType:
+    """Return the module of a target. Raises BadInput if its code raises an exception."""
+    try:
+        return source.import_workload(reference)
+    except Exception as error:
+        shown = reference.partition(":")[0]
+        raise BadInput(f"{shown}: its import raised {summary(error)}", detail=users_traceback(error)) from error
 
 
 def users_traceback(error: BaseException) -> str:
-    """Return the traceback without the frames of this package and of importlib, safe to print."""
+    """Return the traceback without the frames of this package and of importlib.
+
+    It is safe to print, and shortened if it is long.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     not_users = (str(_PACKAGE), str(Path(importlib.__file__).parent), "<frozen importlib")
     users = [frame for frame in frames if not frame.filename.startswith(not_users)]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(users)]
     return printable(_OUR_FRAME.sub("", "".join(lines + traceback.format_exception_only(error))))
+
+
+def job_result_of_exception(error: BaseException, phase: str, device: Device | None) -> JobResult:
+    if oom.is_out_of_memory(error):
+        status = JobStatus.OOM
+    elif oom.is_kernel_limit(error):
+        status = JobStatus.KERNEL_LIMIT
+    else:
+        status = JobStatus.CRASHED
+    peak = device.peak() if device is not None else None
+    return JobResult(
+        status=status,
+        phase=phase,
+        message=f"{summary(error)} (in {phase})",
+        traceback="" if isinstance(error, InvalidReturnValue) else users_traceback(error),
+        requested_bytes=oom.requested_bytes(error),
+        train_peak_allocated_bytes=peak.allocated_bytes if peak is not None else None,
+        peak_bytes=peak.reserved_bytes if peak is not None else None,
+    )

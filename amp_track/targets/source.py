@@ -8,10 +8,14 @@ import importlib.machinery
 import importlib.util
 import inspect
 import os
+import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import Any
 
 from amp_track.records.errors import BadInput
 
@@ -39,31 +43,51 @@ def check_reference(workload: str) -> None:
         )
 
 
-def reference_of(workload: object) -> str:
-    """Return the file, or `package.module:Class`, from which a fresh process loads a workload."""
-    if isinstance(workload, str | os.PathLike) and (reference := os.fspath(workload)):
+def reference_of(target: object) -> str:
+    """Return the file, or `package.module:name`, from which a fresh process loads a workload or a function."""
+    if isinstance(target, str | os.PathLike) and (reference := os.fspath(target)):
         return reference
     from amp_track.workload import Workload
 
-    if not (inspect.isclass(workload) and issubclass(workload, Workload)):
+    if isinstance(target, FunctionType) or (inspect.isclass(target) and issubclass(target, Workload)):
+        return importable_name(target)
+    raise BadInput(
+        f"workload: got {target!r}, expected a file, package.module:Class, a class that extends Workload, or a "
+        "function; pass options as set={…}"
+    )
+
+
+def importable_name(target: Any) -> str:
+    """Return the name by which a fresh process imports a class or function. Raises BadInput if it cannot."""
+    if isinstance(target, str):
+        if not target.partition(":")[2].isidentifier():
+            raise BadInput(f"{target}: expected package.module:name, of a function or class.")
+        return target
+    if "." in target.__qualname__:
         raise BadInput(
-            f"workload: got {workload!r}, expected a file, package.module:Class, or a class that extends Workload; "
-            "pass options as set={…}"
-        )
-    if "." in workload.__qualname__:
-        raise BadInput(
-            f"workload: {workload.__qualname__} is defined in a function or a class; a fresh process cannot import it. "
+            f"workload: {target.__qualname__} is defined in a function or a class; a fresh process cannot import it. "
             "Move it to the top level of a module or file."
         )
-    if workload.__module__ == "__main__":
+    if target.__module__ == "__main__":
+        kind = "class" if inspect.isclass(target) else "function"
         raise BadInput(
-            f"workload: the class {workload.__qualname__} exists only in this notebook or script, and a fresh process "
-            "cannot import it. Move it into a file and pass the file's path."
+            f"workload: the {kind} {target.__qualname__} exists only in this notebook or script, and a fresh process "
+            "cannot import it. Move it into a file, in a notebook with %%writefile, and pass the file's path or "
+            f"module:{target.__qualname__}."
         )
-    source = inspect.getsourcefile(workload)
-    if workload.__module__.startswith("amp_track_workload_") and source is not None:
+    source = inspect.getsourcefile(target)
+    if target.__module__.startswith("amp_track_workload_") and source is not None:
         return str(Path(source))  # loaded from a file by `load_workload`
-    return f"{workload.__module__}:{workload.__qualname__}"
+    return f"{target.__module__}:{target.__qualname__}"
+
+
+def named_object(reference: str) -> Any:
+    """Return the function or class of `package.module:name`. Raises BadInput if its module has none of that name."""
+    module, _, name = reference.partition(":")
+    found = getattr(import_workload(reference), name, None)
+    if not callable(found):
+        raise BadInput(f"{reference}: {module} has no function or class named {name}.")
+    return found
 
 
 def import_ahead(reference: str) -> None:
@@ -124,3 +148,35 @@ def digest(file: Path, imports: Iterable[str] = ()) -> str | None:
         return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()[:12]
     except (OSError, ValueError):
         return None
+
+
+def script_of(command: Sequence[str]) -> str:
+    """Return the Python file that a command runs: its first word that is one, or the file of `-m module`.
+
+    Raises:
+        BadInput: it has no {batch_size}, or runs no Python file.
+    """
+    if not any("{batch_size}" in word for word in command):
+        raise BadInput(
+            "The command has no {batch_size}. Write it where the script takes its batch size: "
+            "amp-track max-batch -- python train.py --batch-size {batch_size}"
+        )
+    if shutil.which(command[0]) is None and not is_python(command[0]):
+        raise BadInput(f"{command[0]}: no such program. Check its name, or install it.")
+    for before, word in pairwise(("", *command)):
+        if word.endswith(".py") and os.path.isfile(word):
+            return word
+        if before == "-m" and "{" not in word:
+            if os.getcwd() not in sys.path:
+                sys.path.insert(0, os.getcwd())
+            with suppress(ImportError, ValueError):
+                spec = importlib.util.find_spec(word)
+                if spec is not None and spec.origin is not None:
+                    return spec.origin
+    raise BadInput(f"{' '.join(command)}: no word of this command is an existing Python file. Check its path.")
+
+
+def is_python(program: str) -> bool:
+    """Return whether a program is the Python of this environment, whose scripts can run in the job process."""
+    folder, name = os.path.split(program)
+    return name.startswith("python") and folder in ("", os.path.dirname(sys.executable))

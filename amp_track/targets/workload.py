@@ -8,9 +8,8 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from torch.utils.data import IterableDataset
@@ -18,10 +17,9 @@ from torch.utils.data import IterableDataset
 from amp_track.config.inspection import TargetInspection
 from amp_track.config.job import Job, JobFolder
 from amp_track.records.errors import AmpTrackError, BadInput, BadOption, describe_type, summary
-from amp_track.records.events import Event
 from amp_track.records.metrics import is_metric_name
 from amp_track.targets import source
-from amp_track.targets.base import users_traceback
+from amp_track.targets.base import Send, imported, users_traceback
 from amp_track.training.data import digest, length
 from amp_track.training.devices.base import Device
 from amp_track.training.dtypes import DtypesWatch
@@ -84,7 +82,7 @@ class WorkloadTarget:
     def training(
         self,
         device: Device,
-        send: Callable[[Event], None],
+        send: Send,
         *,
         group: RankGroup,
         enforce_budget: bool,
@@ -200,7 +198,9 @@ def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Wo
             instead = f"use {_OWN_FLAGS[name]}" if name in _OWN_FLAGS else "see the fields of the class"
             listed = ", ".join(known) or "none: it has no options"
             raise BadOption(name, f"got {text!r}, expected an option of {reference} ({listed}); {instead}")
-        values[name] = _option_value(known[name], text, hints[name])
+        option = known[name]
+        default = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+        values[name] = option_value(name, text, default=default, hint=hints[name])
     try:
         return workload_class(**values)
     except Exception as error:
@@ -222,15 +222,15 @@ def _types_of_fields(workload_class: type[Workload]) -> dict[str, Any]:
         ) from error
 
 
-def source_files(reference: str, workload: Workload) -> tuple[Path, tuple[str, ...]]:
-    """Return the file that a reference names, and the workload's other source files relative to its folder.
+def source_files(reference: str, target: Any) -> tuple[Path, tuple[str, ...]]:
+    """Return the file that a reference names, and the target's other source files relative to its folder.
 
     The others are the imported files in the folder of the workload's class, and the file of the class if the reference
     names a module that only imports it.
     """
     module, colon, _ = reference.partition(":")
     own = Path(str(sys.modules[module].__file__) if colon else reference).resolve()
-    class_source = inspect.getsourcefile(type(workload)) or str(own)
+    class_source = inspect.getsourcefile(type(target) if isinstance(target, Workload) else target) or str(own)
     class_file = Path(class_source).resolve()
     files = {file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     # Resolve folders before files: resolving the links of three thousand files takes 0.4 s.
@@ -243,10 +243,10 @@ def source_files(reference: str, workload: Workload) -> tuple[Path, tuple[str, .
     return own, tuple(sorted(os.path.relpath(file, own.parent) for file in others))
 
 
-def _option_value(option: dataclasses.Field[Any], text: str, hint: Any) -> Any:
+def option_value(name: str, text: str, *, default: Any, hint: Any) -> Any:
+    """Return the value of an option's text. Raises BadOption if its type does not have it."""
     from pydantic import TypeAdapter, ValidationError
 
-    default = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
     if text == str(default):
         return default  # a job holds every option as text, including types that cannot be parsed from text
     listed = {str(value): value for value in _listed(hint)}
@@ -261,23 +261,23 @@ def _option_value(option: dataclasses.Field[Any], text: str, hint: Any) -> Any:
     except ValidationError as error:
         expected = getattr(hint, "__name__", hint)
         problem = f"got {text!r}, expected {expected}; {error.errors()[0]['msg'].lower()}"
-        raise BadOption(option.name, problem) from error
+        raise BadOption(name, problem) from error
 
 
 def _find_class(reference: str) -> type[Workload]:
     module_name, colon, class_name = reference.partition(":")
     if colon:
-        module = _import(reference, module_name)
+        module = imported(reference)
         named = getattr(module, class_name, None)
         if not (inspect.isclass(named) and issubclass(named, Workload)):
-            raise BadInput(f"{reference}: {module_name} has no Workload named {class_name}. {_HINT}")
+            raise BadInput(f"{reference}: {module_name} has no Workload or function named {class_name}. {_HINT}")
         return named
     path = Path(reference)
     if not os.path.isfile(path):  # Path.is_file() raises OSError where a name is too long
         raise BadInput(f"{reference}: no such file. {_HINT}")
     if importlib.util.spec_from_file_location("workload", path) is None:
         raise BadInput(f"{path}: not a Python file (.py). {_HINT}")
-    module = _import(reference, str(path))
+    module = imported(reference)
     classes = [
         value
         for value in vars(module).values()
@@ -290,11 +290,3 @@ def _find_class(reference: str) -> type[Workload]:
         found = f"the file defines {len(classes)} subclasses of Workload ({names})"
         raise BadInput(f"{reference}: {found}. Name one as package.module:Class.")
     return classes[0]
-
-
-def _import(reference: str, shown: str) -> ModuleType:
-    """Import the module of a workload. Raises BadInput if its code raises an exception."""
-    try:
-        return source.import_workload(reference)
-    except Exception as error:
-        raise BadInput(f"{shown}: its import raised {summary(error)}", detail=users_traceback(error)) from error

@@ -315,3 +315,12 @@ def test_twelve_samples_beyond_the_line_are_found_quickly() -> None:
     found, probes = plateau(2799, 12).search(limit=Limit(20_000, "dataset"), hint=Hint(32))
     assert found.batch_size == 2799
     assert len(probes) <= 17, "it took 34"
+
+
+def test_a_batch_above_the_data_set_lowers_the_limit() -> None:
+    probes = [Probe(8, JobStatus.FITS, 1000), Probe(101, JobStatus.OVER_DATASET)]
+    step = explore(probes, Limit(2**20, "max_batch_size"), budget_bytes=10**6)
+    assert isinstance(step, Next) and step.batch_size <= 100
+    assert explore([*probes, Probe(100, JobStatus.FITS, 2000)], Limit(2**20, "max_batch_size")) == MaxBatch(
+        100, None, "dataset"
+    )

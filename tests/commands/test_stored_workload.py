@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import optuna
@@ -65,6 +66,20 @@ def rejected(amp_track: Command, message: str, *arguments: str) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert message in done.stderr
     assert content_of_stores() == before
+
+
+@pytest.mark.parametrize(
+    "other", [{"command": ["sh", "-c", "touch ran"]}, {"workload": "amp_track.integrations.transformers:train"}]
+)
+def test_a_run_names_no_other_code(amp_track: Command, other: dict[str, Any]) -> None:
+    Path("mine.py").write_text(MARKS)
+    run_id = store_run("mine.py", source.digest(Path("mine.py")))
+    client = mlflow.MlflowClient(stores()["tracking_uri"])
+    job = json.loads(client.get_run(run_id).data.tags["amp_track.job"]) | other
+    client.set_tag(run_id, "amp_track.job", json.dumps(job))
+    for given in ([], ["mine.py"]):
+        rejected(amp_track, "expected the run of a training", "train", *given, "--resume", run_id)
+    assert not Path("ran").exists()
 
 
 @pytest.mark.parametrize("how", ["an absolute path", "a path with ..", "a link", "a module"])

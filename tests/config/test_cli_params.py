@@ -15,6 +15,8 @@ def test_every_setting_of_a_job_is_a_flag_of_train() -> None:
     named = {flag.field.name for flag in FLAGS["train"] if flag.owner is Job}
     assert named == {field.name for field in dataclasses.fields(Job)} - {
         "workload",
+        "command",
+        "precision_words",
         "probe",
         "probe_to_the_end",
         "epoch_steps",

@@ -15,7 +15,9 @@ def test_epochs_and_steps_exclude_each_other() -> None:
 
 def test_params_hold_every_field() -> None:
     job = Job(options=(("width", "32"), ("depth", "2")))
-    assert job.params().keys() == {field.name for field in dataclasses.fields(Job)}
+    of_commands = {"command", "precision_words"}
+    assert job.params().keys() == {field.name for field in dataclasses.fields(Job)} - of_commands
+    assert dataclasses.replace(job, command=("python", "a b.py")).params()["command"] == "python 'a b.py'"
     assert job.params()["options"] == "width=32,depth=2"
 
 

@@ -106,6 +106,10 @@ def test_the_json_of_a_fit_has_each_precision_and_the_reason_of_those_left_out()
         "recommended": {
             "precision": "amp", "batch_size": 504, "grad_accum": 1,
             "command": "amp-track train experiments/digits.py --precision amp --batch-size 504",
+            "in_tools": {
+                "transformers": "--fp16", "lightning": "16-mixed", "accelerate": "fp16",
+                "timm": "--amp --amp-dtype float16",
+            },
         },
         "precisions": {
             "amp": AS_JSON | {"micro_batch": 504, "grad_accum": 2, "caution": None},

@@ -221,6 +221,8 @@ def test_a_new_start_in_the_same_store_does_not_meet_the_old_one(network: Networ
         {"job": {"device": "cpu; other"}},
         {"job": {"precision": "fp8"}},
         {"job": {"batch_size": "8"}},
+        {"job": {"command": ["sh", "-c", "id"]}},
+        {"job": {"workload": "amp_track.integrations.lightning:fit"}},
     ],
 )
 def test_an_order_that_is_none_is_rejected(change: dict[str, object]) -> None:

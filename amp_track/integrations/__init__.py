@@ -1,0 +1,1 @@
+"""Trainings written with other libraries. Each module needs its extra: `amp-track[lightning]`, `[transformers]`."""

@@ -1,0 +1,58 @@
+"""The max batch of a transformers Trainer: it trains in fresh processes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from amp_track.targets import source
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+    from amp_track.results.max_batch import MaxBatchResult
+
+MakeTrainer = Callable[[int, Mapping[str, Any]], "Trainer"]
+
+
+def max_batch(make_trainer: str | MakeTrainer, **settings: Any) -> MaxBatchResult:
+    """Find the max batch of a Trainer at every precision.
+
+    Args:
+        make_trainer: returns a Trainer for a batch size and keyword arguments of `TrainingArguments`, which select the
+            device and the precision; a function that a fresh process can import, or `module:name`.
+        **settings: those of `amp_track.max_batch`.
+
+    Raises:
+        BadInput: as `amp_track.max_batch`; or the function cannot be imported by a fresh process.
+    """
+    from amp_track import api
+
+    return api.max_batch(f"{__name__}:train", set={"trainer": source.importable_name(make_trainer)}, **settings)
+
+
+def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
+    """Train until amp_track ends the process: without checkpoints, reports and progress bars."""
+    if precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = {
+            "output_dir": folder,
+            "use_cpu": device == "cpu",
+            "fp16": precision == "amp",
+            "bf16": precision == "bf16",
+            "save_strategy": "no",
+            "logging_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+        }
+        source.named_object(trainer)(batch_size, arguments).train()
+
+
+train.references = ("trainer",)  # type: ignore[attr-defined]
+train.recipe = "per_device_train_batch_size={batch_size} {in_transformers}"  # type: ignore[attr-defined]
+# accelerate 1.15, accelerator.py: `self.device.type != "cpu"`
+train.unsupported_on_cpu = {"amp": "with fp16=True, transformers trains in fp32 on a CPU"}  # type: ignore[attr-defined]

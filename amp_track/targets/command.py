@@ -1,0 +1,208 @@
+"""A command line as the target of a job: `python train.py --bs {batch_size} --precision {precision}`, unchanged.
+
+A Python script runs in the job process itself, which has torch loaded. Any other program, such as torchrun or
+`accelerate launch`, starts its own interpreters: a `sitecustomize.py` on their PYTHONPATH watches those that train.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from amp_track.config.inspection import TargetInspection
+from amp_track.config.job import Job, JobFolder
+from amp_track.config.precisions import PRECISIONS, REFERENCE
+from amp_track.memory_plan.fake_step import FakeStep
+from amp_track.records.errors import BadInput, printable
+from amp_track.records.result import JobResult, JobStatus
+from amp_track.targets import launched, source
+from amp_track.targets.base import Send
+from amp_track.training.devices.base import Device
+from amp_track.training.dtypes import DtypesWatch
+from amp_track.training.process_group import RankGroup
+from amp_track.training.watch import TrainingWatch
+from amp_track.workers import liveness
+
+_FIRST_BATCH = 8
+_LAST_LINES = 20
+"""The lines of a failed command's output that are shown."""
+_JOB_RESULT = TypeAdapter(JobResult)
+_SITECUSTOMIZE = """\
+import importlib.machinery, importlib.util, os, sys
+from amp_track.targets import launched
+launched.watch()
+# Then the sitecustomize that this one hides.
+_here = os.path.dirname(os.path.abspath(__file__))
+_path = [folder for folder in sys.path if os.path.abspath(folder or ".") != _here]
+_spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _path)
+if _spec is not None:
+    _spec.loader.exec_module(importlib.util.module_from_spec(_spec))
+"""
+_NO_TRACKING = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "TQDM_DISABLE": "1",
+}
+"""Probes leave nothing in the tracking services of others."""
+
+
+class CommandTarget:
+    """The command of a job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def inspect(self) -> TargetInspection:
+        script = Path(self._job.workload)
+        beside = tuple(sorted(file.name for file in script.parent.glob("*.py") if file.resolve() != script.resolve()))
+        return TargetInspection(
+            kind="command",
+            workload_name=script.stem,
+            workload_digest=source.digest(script.resolve(), beside) or "unknown",
+            workload_imports=beside,
+            batch_size=_FIRST_BATCH,
+            unsupported=self._unsupported(),
+        )
+
+    def _unsupported(self) -> tuple[tuple[str, str], ...]:
+        if not any("{precision}" in word for word in self._job.command):
+            return tuple((name, "the command has no {precision}") for name in PRECISIONS if name != REFERENCE)
+        known = dict(self._job.precision_words)
+        return tuple((name, "no --precision-words for it") for name in PRECISIONS if known and name not in known)
+
+    def training(
+        self, device: Device, send: Send, *, group: RankGroup, enforce_budget: bool, folder: JobFolder | None
+    ) -> CommandTraining:
+        return CommandTraining(self._job, device, send, enforce_budget=enforce_budget, folder=folder)
+
+    def dtypes(self, device: Device) -> DtypesWatch:
+        raise _needs_a_workload("dtypes")
+
+    def fake_step(self, *, as_cuda: bool) -> FakeStep:
+        raise _needs_a_workload("a memory plan")
+
+
+class CommandTraining:
+    """A run of the command, until it has made enough steps."""
+
+    def __init__(self, job: Job, device: Device, send: Send, *, enforce_budget: bool, folder: JobFolder | None) -> None:
+        self._job, self._device, self._send, self._enforce_budget = job, device, send, enforce_budget
+        assert folder is not None
+        self._folder = Path(folder.path)
+        self._watch: TrainingWatch | None = None
+
+    @property
+    def phase(self) -> str:
+        return self._watch.phase if self._watch is not None else "start"
+
+    def run(self) -> JobResult:
+        program, *arguments = self._job.words(scratch=str(self._folder / "scratch"))
+        (self._folder / "scratch").mkdir(exist_ok=True)
+        os.environ |= _NO_TRACKING | {"MLFLOW_TRACKING_URI": f"sqlite:///{self._folder}/mlflow.db"}
+        output = self._folder / "output.txt"
+        if not source.is_python(program):
+            return self._launch([program, *arguments], output)
+        self._watch = watch = TrainingWatch(
+            self._job, self._device, self._send, enforce_budget=self._enforce_budget, ends_process=True
+        )
+        watch.install()
+        try:
+            with _output_to(output):
+                _run_script(arguments)
+        except SystemExit as error:
+            failure = watch.failure(error)
+            if failure is not error:
+                raise failure from None
+            if error.code:
+                said = f"exit code {error.code}" if isinstance(error.code, int) else str(error.code)
+                return self._crashed(said, output)
+        except BaseException as error:
+            if (over := watch.over_dataset()) is not None:
+                return over
+            raise watch.failure(error) from None
+        return watch.result()
+
+    def _crashed(self, message: str, output: Path) -> JobResult:
+        """Return the result of a command that says in its output what is wrong, such as its usage."""
+        lines = output.read_text(errors="replace").splitlines() if output.exists() else []
+        tail = printable("\n".join(lines[-_LAST_LINES:]))
+        return JobResult(status=JobStatus.CRASHED, phase=self.phase, message=message, traceback=tail)
+
+    def _launch(self, words: Sequence[str], output: Path) -> JobResult:
+        """Run a program that starts Python itself, and return what its training process has reported."""
+        (self._folder / "sitecustomize.py").write_text(_SITECUSTOMIZE)
+        settings = {
+            "job": self._job.as_json(),
+            "folder": str(self._folder),
+            "enforce": self._enforce_budget,
+            "process": liveness.this_process(),
+        }
+        paths = [str(self._folder), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {
+            launched.VARIABLE: json.dumps(settings),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "MALLOC_ARENA_MAX": "1",
+        }
+        with output.open("wb") as file:
+            done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        reports = [_JOB_RESULT.validate_json(each.read_bytes()) for each in sorted(self._folder.glob("report-*.json"))]
+        failed = [each for each in reports if not each.fits]
+        if failed:
+            return failed[0]
+        if (rejection := self._folder / launched.REJECTION).exists():
+            raise BadInput(rejection.read_text())
+        if done.returncode:
+            return self._crashed(f"exit code {done.returncode}", output)
+        if not reports:
+            raise BadInput(f"{self._job.workload}: it ended without an optimizer step of a torch optimizer.")
+        return max(reports, key=lambda each: each.peak_bytes or 0)
+
+
+@contextmanager
+def _output_to(file: Path) -> Iterator[None]:
+    """Write what this process and its children print to a file."""
+    with file.open("wb") as opened:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kept = os.dup(1), os.dup(2)
+        os.dup2(opened.fileno(), 1)
+        os.dup2(opened.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, copy in enumerate(kept, start=1):
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def _run_script(arguments: Sequence[str]) -> None:
+    """Run `script.py …` or `-m module …` as a new interpreter would. Options of the interpreter are not supported."""
+    sys.stdin = open(os.devnull)  # noqa: SIM115 — for the rest of the process
+    if arguments[0] == "-u":
+        arguments = arguments[1:]
+    if arguments[0] == "-m":
+        sys.argv = list(arguments[1:])
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    if arguments[0].startswith("-"):
+        raise BadInput(f"python {arguments[0]} is not supported, only python SCRIPT and python -m MODULE.")
+    sys.argv = list(arguments)
+    sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _needs_a_workload(what: str) -> BadInput:
+    return BadInput(f"{what} needs a Workload, whose model amp_track can trace; a command only has steps.")

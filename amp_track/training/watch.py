@@ -1,0 +1,313 @@
+"""Watch a training that is not ours from outside, through torch's hooks, and end it after enough optimizer steps.
+
+A probe is a shortened epoch, as in `amp_track.training.trainer`: two full batches, the epoch's own last batch, an
+evaluation of two batches and its own last one, then full batches again. Three full steps alone are not enough: four of
+five max batches found with them ran out of memory later, three at the epoch's smaller last batch.
+
+Uses private names of torch: `Optimizer.__init__`, and `_next_index`, `_sampler_iter`, `_index_sampler`, `_dataset_kind`
+and `_dataset` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames them, `install` raises
+AttributeError at the first probe.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import DataLoader, dataloader
+
+from amp_track.config.job import Job, loads_in_its_own_process
+from amp_track.records.errors import BadInput
+from amp_track.records.events import Event, Started, StepsDone
+from amp_track.records.result import JobResult, JobStatus
+from amp_track.training.devices import oom
+from amp_track.training.devices.base import Device
+from amp_track.training.devices.cpu import peak_resident_bytes
+
+_PROBE_STEPS = 5
+"""Two full steps, the smaller last one of the epoch, and two after the evaluation: fragmentation grows over the first
+steps. A training without a DataLoader makes as many full ones."""
+_FULL_BATCHES = 2
+"""The batches of a shortened epoch or evaluation before its last one."""
+_TIMED_SECONDS, _MOST_STEPS = 0.2, 50
+"""A probe goes on for so long after its last full step, to measure the speed."""
+_PROGRESS_SECONDS = 0.2
+_PATIENCE = 10
+"""An optimizer that has made no step after this many times the steps of another one is not waited for."""
+
+Message = Event | JobResult | BadInput
+
+
+class TrainingWatch:
+    """Counts optimizer steps, limits memory from the first parameter on, shortens epochs, and measures.
+
+    Args:
+        job: the resolved job. `steps` limits a longer run; a probe ends by itself.
+        device: where the training computes.
+        send: called with each event; with the result too if the watch ends the process.
+        enforce_budget: limit memory to the job's budget, instead of only measuring it.
+        ends_process: end the process after the last step. Otherwise the caller asks `is_done`.
+        is_alone: whether no other process trains with this one. Several have to end after the same step, not by time.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        device: Device,
+        send: Callable[[Message], None],
+        *,
+        enforce_budget: bool,
+        ends_process: bool,
+        is_alone: bool = True,
+    ) -> None:
+        assert job.batch_size is not None
+        self._job, self._batch_size = job, job.batch_size
+        self._device, self._send = device, send
+        self._enforce_budget, self._ends_process = enforce_budget, ends_process
+        self._most_steps = _MOST_STEPS if is_alone else _PROBE_STEPS
+        self._process = os.getpid()  # data-loading processes inherit the hooks
+        self._loads_alone = loads_in_its_own_process(device.kind, job.memory_budget_bytes)
+        self._steps_of: Counter[int] = Counter()
+        self._optimizers: list[int] = []
+        self._has_begun = False
+        self._started = self._last_progress = time.perf_counter()
+        self._ends: list[float] = []
+        self._intervals: list[tuple[float, int]] = []
+        """Seconds and samples of each step that followed another one directly."""
+        self._last_draw = (0, 0)
+        """The samples of the last batch and of its data set."""
+        self._samples_since_step = 0
+        self._is_interrupted = True
+        """Whether an evaluation or a new epoch has begun since the last step."""
+        self._samples_without_a_batch: int | None = None
+        """The samples of a data set that is smaller than its loader's batch (`drop_last`)."""
+        self._has_shortened_epoch = False
+        self._largest_draw = 0
+        self._dataset_samples = 0
+        self.phase = "data"
+
+    def install(self) -> None:
+        """Install the hooks in this process."""
+        self._send(Started(settings=(("memory_meter", self._device.meter),), scale=None))
+        register_module_parameter_registration_hook(self._parameter_registered)
+        torch_optimizer.register_optimizer_step_pre_hook(self._before_step)
+        torch_optimizer.register_optimizer_step_post_hook(self._after_step)
+        make, draw, load = (
+            torch_optimizer.Optimizer.__init__,
+            dataloader._BaseDataLoaderIter._next_index,
+            DataLoader.__init__,
+        )
+        watch = self
+
+        def make_optimizer(self: Any, *arguments: Any, **keywords: Any) -> None:
+            watch._begin()
+            make(self, *arguments, **keywords)
+            watch._optimizers.append(id(self))
+
+        def next_index(self: Any) -> Any:
+            return watch._drawn(self, lambda: draw(self))  # type: ignore[no-untyped-call]
+
+        def make_loader(self: Any, *arguments: Any, **keywords: Any) -> None:
+            if watch._loads_alone and watch._is_here:
+                arguments = (*arguments[:5], 0, *arguments[6:]) if len(arguments) > 5 else arguments
+                keywords |= {"num_workers": 0} if "num_workers" in keywords else {}
+                keywords |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+                keywords |= {"multiprocessing_context": None}
+            load(self, *arguments, **keywords)
+
+        torch_optimizer.Optimizer.__init__ = make_optimizer  # type: ignore[method-assign]
+        dataloader._BaseDataLoaderIter._next_index = next_index  # type: ignore[method-assign]
+        DataLoader.__init__ = make_loader  # type: ignore[method-assign]
+
+    @property
+    def steps(self) -> int:
+        """The steps of the optimizer that has made the most."""
+        return len(self._ends)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job needs no more steps."""
+        if not self._job.probe:
+            return self._job.steps is not None and self.steps >= self._job.steps
+        if self.steps < _PROBE_STEPS:
+            return False
+        return self.steps >= self._most_steps or sum(seconds for seconds, _ in self._full_steps()) >= _TIMED_SECONDS
+
+    def count_step(self) -> None:
+        """Count a step of a training that yields after each."""
+        self._note_step()
+
+    def result(self) -> JobResult:
+        """Return the result of a training that made enough steps, or came to its end.
+
+        Raises:
+            BadInput: it made no step, or its batches have another size.
+        """
+        if (over := self.over_dataset()) is not None:
+            return over
+        if not self.steps:
+            raise BadInput(
+                f"{self._job.workload}: it ended without an optimizer step. Call step() of a torch optimizer, or yield "
+                "after each step."
+            )
+        drawn, measured = self._largest_draw, self._measured()
+        if drawn and drawn != self._batch_size:
+            if drawn == self._dataset_samples < self._batch_size:
+                return self._over(drawn)
+            raise BadInput(
+                f"{self._job.workload}: its data loader gives batches of {drawn} for batch_size={self._batch_size}. "
+                "Use batch_size as the size of the loader's batches."
+            )
+        return JobResult(status=JobStatus.FITS, samples_per_second=self._samples_per_second(), **measured)
+
+    def over_dataset(self) -> JobResult | None:
+        """Return the result of a training without a step because the data set is smaller than a batch; else None."""
+        samples = self._samples_without_a_batch
+        return self._over(samples) if samples is not None and not self.steps and samples < self._batch_size else None
+
+    def _over(self, samples: int) -> JobResult:
+        return JobResult(
+            status=JobStatus.OVER_DATASET,
+            message=f"batch size {self._batch_size} exceeds the {samples} training samples",
+            training_samples=samples,
+        )
+
+    def failure(self, error: BaseException) -> BaseException:
+        """Return the out-of-memory error that led to an exception, such as a caught one before `sys.exit(1)`, or it."""
+        each: BaseException | None = error
+        seen: list[BaseException] = []
+        while each is not None and each not in seen:
+            if oom.is_out_of_memory(each) or oom.is_kernel_limit(each):
+                return each
+            seen.append(each)
+            each = each.__cause__ or each.__context__
+        return error
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the training has a parameter, so that its memory is limited."""
+        return self._has_begun
+
+    @property
+    def _is_here(self) -> bool:
+        return os.getpid() == self._process
+
+    def _begin(self) -> None:
+        """Start the budget: imports and data that came before do not count."""
+        if not self._has_begun and self._is_here:
+            self._has_begun, self.phase = True, "model"
+            self._device.begin(self._job.memory_budget_bytes, enforce=self._enforce_budget)
+
+    def _parameter_registered(self, module: Any, name: str, parameter: Any) -> None:
+        self._begin()
+
+    def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        self._begin()
+        self.phase = "optimizer"
+
+    def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        self.phase = "training"
+        if not self._ends_process or not self._is_here:
+            return
+        self._steps_of[id(optimizer)] += 1
+        if self._steps_of[id(optimizer)] > self.steps:
+            self._note_step()
+        has_idle = len(self._steps_of) < len(self._optimizers)
+        if self.is_done and not (has_idle and self.steps < _PATIENCE * (self._job.steps or _PROBE_STEPS)):
+            self._finish()
+
+    def _note_step(self) -> None:
+        if self._job.probe:
+            self._device.synchronize()
+        now = time.perf_counter()
+        samples, self._samples_since_step = self._samples_since_step or self._batch_size, 0
+        if self._ends and not self._is_interrupted:
+            self._intervals.append((now - self._ends[-1], samples))
+        self._is_interrupted = False
+        self._ends.append(now)
+        if self._last_draw[0] > self._largest_draw:  # the last batch before a step is one of the training
+            self._largest_draw, self._dataset_samples = self._last_draw
+        if now - self._last_progress > _PROGRESS_SECONDS:
+            self._last_progress = now
+            total = self._job.steps if self._job.steps is not None and not self._job.probe else _PROBE_STEPS
+            memory_bytes = self._device.peak().reserved_bytes if self._has_begun else 0
+            self._send(StepsDone(step=self.steps, total_steps=max(total, self.steps), memory_bytes=memory_bytes))
+
+    def _drawn(self, iterator: Any, draw: Callable[[], Any]) -> Any:
+        """Return the indices of a batch; in a probe, go on to the last ones after the first two of the first epoch."""
+        if not self._is_here or iterator._dataset_kind != 0:  # 0: a map-style data set
+            return draw()
+        trains = torch.is_grad_enabled()
+        self.phase = ("training" if trains else "evaluation") if self._has_begun else self.phase
+        count = iterator.amp_track_drawn = getattr(iterator, "amp_track_drawn", 0) + 1
+        if count == 1 or not trains:
+            self._is_interrupted = True
+        if self._ends_process and self._job.probe and count == 1 and self.steps >= _PROBE_STEPS:
+            self._finish()  # every phase has run
+        try:
+            index = draw()
+        except StopIteration:
+            if count == 1:
+                self._samples_without_a_batch = len(iterator._dataset)
+            raise
+        if self._job.probe and count == _FULL_BATCHES + 1 and not (trains and self._has_shortened_epoch):
+            self._has_shortened_epoch |= trains
+            index = _last(iterator, index)
+        if isinstance(index, list):
+            self._last_draw = len(index), len(iterator._dataset)
+            self._samples_since_step += len(index)
+        return index
+
+    def _finish(self) -> NoReturn:
+        """Send the result and end the process: no callback, checkpoint or tracker of the training runs any more."""
+        try:
+            self._device.synchronize()
+            message: Message = self.result()
+        except BadInput as error:
+            message = error
+        self._send(message)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _measured(self) -> dict[str, Any]:
+        peak = self._device.peak() if self._has_begun else None
+        return {
+            "steps": self.steps,
+            "wall_seconds": time.perf_counter() - self._started,
+            "train_seconds": self._ends[-1] - self._started,
+            "train_peak_allocated_bytes": peak.allocated_bytes if peak is not None else None,
+            "peak_bytes": peak.reserved_bytes if peak is not None else None,
+            "peak_resident_bytes": peak_resident_bytes(),
+            "allocation_retries": self._device.allocation_retries(),
+        }
+
+    def _full_steps(self) -> list[tuple[float, int]]:
+        """Return the steps of the full batch, without the first ones if there are later ones."""
+        most = max((samples for _, samples in self._intervals), default=0)
+        full = [each for each in self._intervals if each[1] == most]
+        return full[1:] or full
+
+    def _samples_per_second(self) -> float | None:
+        full = self._full_steps()
+        seconds = sum(each for each, _ in full)
+        return sum(samples for _, samples in full) / seconds if seconds else None
+
+
+def _last(iterator: Any, index: Any) -> Any:
+    """Return the last indices of an iterator's sampler: the epoch's own, smaller batch."""
+    try:
+        len(iterator._index_sampler)
+    except TypeError:  # it may never end
+        return index
+    rest: Iterator[Any] = iterator._sampler_iter
+    for index in rest:  # noqa: B007
+        pass
+    return index

@@ -1,0 +1,167 @@
+"""A command as a target: an unchanged script, watched in the job process or through its launcher."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from support import MEBIBYTE, OUR_FRAMES, WORKLOADS, Done
+
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.records.errors import BadInput
+from amp_track.records.result import JobStatus
+from amp_track.runner.runner import JobRunner
+from amp_track.targets.source import script_of
+
+SCRIPT = str(WORKLOADS / "scripts" / "train.py")
+TORCHRUN = str(Path(sys.executable).parent / "torchrun")
+CommandJob = Callable[..., Job]
+
+
+@pytest.fixture
+def command_job(runner: JobRunner) -> CommandJob:
+    """Return a function that makes a resolved probe of a command."""
+
+    def make(*words: str, **settings: object) -> Job:
+        asked = {"precision": "fp32", "batch_size": 8, "probe": True, "memory_budget_bytes": 64 * MEBIBYTE} | settings
+        job = Job(workload=script_of(words), command=words, device="cpu", **asked)
+        return resolve(job, runner.inspect(job))
+
+    return make
+
+
+def test_a_probe_of_a_script_ends_by_itself_and_leaves_no_file(
+    runner: JobRunner, command_job: CommandJob, tmp_path: Path
+) -> None:
+    job = command_job("python", SCRIPT, "--bs", "{batch_size}", "--out", "{scratch}/weights.pt")
+    job_result = runner.run(job)
+    assert job_result.status is JobStatus.FITS, job_result
+    assert job_result.steps >= 5
+    assert job_result.samples_per_second
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_longer_run_makes_the_whole_training(runner: JobRunner, command_job: CommandJob, tmp_path: Path) -> None:
+    job = command_job("python", SCRIPT, "--bs={batch_size}", "--out", f"{tmp_path}/x", probe=False, batch_size=100)
+    assert runner.run(job).steps == 3 * 10
+    assert (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_a_script_under_a_launcher_has_the_same_peak(runner: JobRunner, command_job: CommandJob) -> None:
+    script = [SCRIPT, "--bs", "{batch_size}"]
+    alone = runner.run(command_job(sys.executable, *script))
+    launched = runner.run(command_job(TORCHRUN, "--nproc-per-node", "1", *script))
+    assert launched.status is JobStatus.FITS, launched
+    assert launched.peak_bytes == alone.peak_bytes
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("words", "batch_size", "status"),
+    [
+        ([], 900, JobStatus.OOM),
+        (["--ends", "after out of memory"], 8, JobStatus.OOM),
+        (["--ends", "with a bug"], 8, JobStatus.CRASHED),
+        (["--no-such-flag"], 8, JobStatus.CRASHED),
+    ],
+)
+def test_each_end_under_a_launcher_has_its_status(
+    runner: JobRunner, command_job: CommandJob, words: list[str], batch_size: int, status: JobStatus
+) -> None:
+    job = command_job("env", sys.executable, SCRIPT, "--bs", "{batch_size}", *words, batch_size=batch_size)
+    job_result = runner.run(job)
+    assert job_result.status is status, job_result
+
+
+@pytest.mark.nightly
+def test_ranks_of_a_launcher_end_with_their_job(runner: JobRunner, command_job: CommandJob, tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text("import sys, time, torch\nprint(sys.argv)\ntime.sleep(600)\n")
+    job = command_job(TORCHRUN, "--nproc-per-node", "2", "hangs.py", "{batch_size}")
+    assert runner.run(dataclasses.replace(job, job_timeout_seconds=15.0)).status is JobStatus.TIMED_OUT
+
+    def left() -> list[psutil.Process]:
+        return [each for each in psutil.process_iter(["cmdline"]) if "hangs.py" in (each.info["cmdline"] or [])]
+
+    deadline = time.monotonic() + 10
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message", "shown"),
+    [
+        (["--batch", "{batch_size}"], JobStatus.CRASHED, "exit code 2", "unrecognized arguments: --batch 8"),
+        (["--bs", "{batch_size}", "--ends", "with a bug"], JobStatus.CRASHED, "KeyError", "a bug of the script"),
+        (["--bs", "{batch_size}", "--ends", "after out of memory"], JobStatus.OOM, "allocate", ""),
+    ],
+)
+def test_each_end_has_its_status(
+    runner: JobRunner, command_job: CommandJob, words: list[str], status: JobStatus, message: str, shown: str
+) -> None:
+    job_result = runner.run(command_job("python", SCRIPT, *words))
+    assert job_result.status is status, job_result
+    assert message in job_result.message
+    assert shown in job_result.traceback
+    assert OUR_FRAMES not in job_result.traceback
+
+
+def test_a_script_that_ends_before_a_step_is_rejected(runner: JobRunner, command_job: CommandJob) -> None:
+    with pytest.raises(BadInput, match="it ended without an optimizer step"):
+        runner.run(command_job("python", SCRIPT, "--bs", "{batch_size}", "--ends", "before a step"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["python", SCRIPT], r"The command has no \{batch_size\}"),
+        (["python", "nowhere.py", "{batch_size}"], "no word of this command is an existing Python file"),
+    ],
+)
+def test_a_command_that_cannot_be_probed_is_rejected(words: list[str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        script_of(words)
+
+
+def test_the_words_of_a_precision(command_job: CommandJob, tmp_path: Path) -> None:
+    job = command_job("python", SCRIPT, "--bs", "{batch_size}", "{precision}", "--note={precision}")
+    assert job.words(scratch="s")[2:] == ["--bs", "8", "fp32", "--note=fp32"]
+    given = dataclasses.replace(job, precision="bf16", precision_words=(("bf16", "--bf16 --fast"), ("fp32", "")))
+    assert given.words(scratch="s")[4:] == ["--bf16", "--fast", "--note=--bf16 --fast"]
+    assert dataclasses.replace(given, precision="fp32").words(scratch="s")[4:] == ["--note="]
+    Path("run.py").write_text("from transformers import HfArgumentParser")
+    theirs = dataclasses.replace(job, workload="run.py", command=("python", "run.py", "{precision}"))
+    assert [dataclasses.replace(theirs, precision=name).words(scratch="s")[2:] for name in ("fp32", "amp", "bf16")] == [
+        [], ["--fp16"], ["--bf16"],
+    ]  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("fresh_stores")
+def test_the_max_batch_of_a_script_is_proven_by_whole_trainings(
+    amp_track: Callable[..., Done], runner: JobRunner, command_job: CommandJob
+) -> None:
+    words = ["python", SCRIPT, "--bs", "{batch_size}", "{precision}"]
+    given = ["--precision-words", "fp32=", "--precision-words", "bf16=--bf16", "--memory-budget", "64MiB"]
+    done = amp_track("max-batch", *given, "--json", "--", *words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["recommended"]["command"].startswith(f"python {SCRIPT} --bs ")
+    job = command_job(*words, precision_words=(("fp32", ""), ("bf16", "--bf16")), probe=False)
+
+    def runs(batch_size: int, precision: str) -> list[JobStatus]:
+        whole = dataclasses.replace(job, precision=precision, batch_size=batch_size)
+        return [runner.run(whole).status for _ in range(3)]
+
+    for precision in ("fp32", "bf16"):
+        largest = found["precisions"][precision]["max_batch"]
+        assert runs(largest, precision) == [JobStatus.FITS] * 3
+        assert JobStatus.OOM in runs(largest + 1, precision)

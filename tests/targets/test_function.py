@@ -1,0 +1,160 @@
+"""A function as a target: its steps are counted, its memory is limited, and each end has its status."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import MEBIBYTE, OUR_FRAMES, WORKLOADS
+
+import amp_track
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.records.errors import BadInput
+from amp_track.records.result import JobStatus
+from amp_track.runner.runner import JobRunner
+
+FunctionJob = Callable[..., Job]
+
+
+@pytest.fixture
+def function_job(runner: JobRunner, monkeypatch: pytest.MonkeyPatch) -> FunctionJob:
+    """Return a function that makes a resolved probe of a function of `functions.py`."""
+    monkeypatch.syspath_prepend(str(WORKLOADS))
+    monkeypatch.chdir(WORKLOADS)
+
+    def make(name: str, **settings: object) -> Job:
+        asked = {"precision": "fp32", "batch_size": 8, "probe": True, "memory_budget_bytes": 64 * MEBIBYTE} | settings
+        job = Job(workload=f"functions:{name}", device="cpu", **asked)
+        return resolve(job, runner.inspect(job))
+
+    return make
+
+
+def test_a_function_is_inspected(runner: JobRunner, function_job: FunctionJob) -> None:
+    found = runner.inspect(function_job("generator", options=(("width", "32"),)))
+    assert (found.kind, found.workload_name, found.options) == ("function", "generator", (("width", "32"),))
+    assert len(found.workload_digest) == 12
+
+
+@pytest.mark.parametrize("name", ["generator", "epochs"])
+def test_a_probe_ends_by_itself_with_memory_and_speed(runner: JobRunner, function_job: FunctionJob, name: str) -> None:
+    job_result = runner.run(function_job(name))
+    assert job_result.status is JobStatus.FITS, job_result
+    assert 5 <= job_result.steps <= 50
+    assert job_result.peak_bytes is not None and 0 < job_result.peak_bytes <= 64 * MEBIBYTE
+    assert job_result.samples_per_second
+
+
+def test_a_longer_run_goes_on_to_its_steps_or_to_its_end(runner: JobRunner, function_job: FunctionJob) -> None:
+    assert runner.run(function_job("generator", probe=False, steps=7)).steps == 7
+    assert runner.run(function_job("epochs", probe=False, steps=7)).steps == 7
+    assert runner.run(function_job("epochs", probe=False, batch_size=100)).steps == 2 * 10
+
+
+@pytest.mark.parametrize("name", ["generator", "epochs"])
+def test_a_batch_that_is_too_large_is_out_of_memory(runner: JobRunner, function_job: FunctionJob, name: str) -> None:
+    job_result = runner.run(function_job(name, batch_size=900))
+    assert job_result.status is JobStatus.OOM
+    assert job_result.peak_bytes is not None
+
+
+def test_a_batch_larger_than_the_data_set_is_said_to_be(runner: JobRunner, function_job: FunctionJob) -> None:
+    job_result = runner.run(function_job("epochs", options=(("samples", "70"),), batch_size=71))
+    assert job_result.status is JobStatus.OVER_DATASET
+    assert job_result.message == "batch size 71 exceeds the 70 training samples"
+
+
+def test_an_evaluation_has_a_batch_of_its_own(runner: JobRunner, function_job: FunctionJob) -> None:
+    job_result = runner.run(function_job("evaluates_outside"))
+    assert job_result.status is JobStatus.FITS, job_result
+
+
+def test_a_data_set_without_a_full_batch_is_said_to_be_too_small(runner: JobRunner, function_job: FunctionJob) -> None:
+    assert runner.run(function_job("drops_last", batch_size=50)).status is JobStatus.FITS
+    job_result = runner.run(function_job("drops_last", batch_size=101))
+    assert (job_result.status, job_result.training_samples) == (JobStatus.OVER_DATASET, 100)
+
+
+def test_only_simple_defaults_are_options(runner: JobRunner, function_job: FunctionJob) -> None:
+    job = function_job("with_defaults", options=(("width", "8"), ("rate", "1")))
+    found = runner.inspect(job)
+    assert found.options == (("width", "8"), ("rate", "1.0"))
+    assert found.recipe == "with_defaults(batch_size={batch_size}, width=8, rate=1.0)"
+    assert [name for name, support in found.precisions if support.supported] == ["fp32"]
+    assert runner.run(job).status is JobStatus.FITS
+    with pytest.raises(BadInput, match="--set loss: got 'mse', expected a parameter"):
+        function_job("with_defaults", options=(("loss", "mse"),))
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "message"),
+    [
+        ("bug", JobStatus.CRASHED, "expected input"),
+        ("exit", JobStatus.FITS, ""),
+        ("oom and exit 1", JobStatus.OOM, "allocate"),
+        ("oom as another error", JobStatus.OOM, "allocate"),
+        ("abort", JobStatus.CRASHED, "SIGABRT"),
+        ("kill", JobStatus.CRASHED, "SIGKILL"),
+        ("two optimizers", JobStatus.FITS, ""),
+        ("numpy", JobStatus.OOM, "Unable to allocate"),
+    ],
+)
+def test_each_end_has_its_status(
+    runner: JobRunner, function_job: FunctionJob, ending: str, status: JobStatus, message: str
+) -> None:
+    job_result = runner.run(function_job("ends", options=(("ending", ending),)))
+    assert job_result.status is status, job_result
+    assert message in job_result.message
+    assert OUR_FRAMES not in job_result.traceback
+    if ending == "two optimizers":
+        assert job_result.steps > 11, "the probe waits for the second optimizer"
+
+
+def test_a_function_that_hangs_is_timed_out(runner: JobRunner, function_job: FunctionJob) -> None:
+    job = function_job("ends", options=(("ending", "hang"),))
+    job_result = runner.run(dataclasses.replace(job, job_timeout_seconds=3.0))
+    assert job_result.status is JobStatus.TIMED_OUT
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("without_batch_size", r"without_batch_size\(\) has no parameter batch_size"),
+        ("with_a_path", r"with_a_path\(\) needs path. Set it with --set path=VALUE"),
+        ("no_such_name", "has no Workload or function named no_such_name"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_rejected(function_job: FunctionJob, name: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        function_job(name)
+
+
+def test_an_option_that_it_does_not_have_is_rejected(function_job: FunctionJob) -> None:
+    with pytest.raises(BadInput, match=r"--set depth: got '3', expected a parameter of functions:generator \(width\)"):
+        function_job("generator", options=(("depth", "3"),))
+    with pytest.raises(BadInput, match="--set width: got 'wide', expected int"):
+        function_job("generator", options=(("width", "wide"),))
+
+
+def test_a_function_without_steps_is_rejected(runner: JobRunner, function_job: FunctionJob) -> None:
+    with pytest.raises(BadInput, match="it ended without an optimizer step"):
+        runner.run(function_job("without_steps"))
+
+
+@pytest.mark.nightly
+def test_the_max_batch_of_a_function_is_found_and_called(function_job: FunctionJob, tmp_path: Path) -> None:
+    stores = {"storage": f"sqlite:///{tmp_path}/optuna.db", "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    found = amp_track.max_batch(
+        "functions:generator", precision="fp32", memory_budget="32MiB", set={"width": 8}, confirm_steps=8, **stores
+    )
+    assert found.precisions["fp32"].max_batch.first_failing_batch == found.max_batch["fp32"] + 1
+    assert found.recommended is not None
+    assert found.recommended.command == f"generator(batch_size={found.max_batch['fp32']}, precision='fp32', width=8)"
+
+
+def test_a_function_that_ignores_its_batch_size_is_rejected(runner: JobRunner, function_job: FunctionJob) -> None:
+    with pytest.raises(BadInput, match="gives batches of 4 for batch_size=8"):
+        runner.run(function_job("half_batches"))

@@ -1,0 +1,147 @@
+"""Functions as targets: real trainings of a small network, and everything that may go wrong in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def network(width: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)
+    )  # fmt: skip
+
+
+def casting(precision: str) -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+
+
+class Training:
+    """A model, its optimizer, and one step of them."""
+
+    def __init__(self, precision: str = "fp32", width: int = 16) -> None:
+        self.model, self.precision = network(width), precision
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+
+    def step(self, images: Tensor) -> None:
+        with casting(self.precision):
+            loss = nn.functional.cross_entropy(self.model(images), torch.zeros(len(images), dtype=torch.long))
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def images(count: int) -> Tensor:
+    return torch.randn(count, 3, 32, 32)
+
+
+def generator(batch_size: int, precision: str, width: int = 16) -> Iterator[None]:
+    training = Training(precision, width)
+    while True:
+        training.step(images(batch_size))
+        yield
+
+
+def epochs(batch_size: int, precision: str, samples: int = 1000, count: int = 2) -> None:
+    """A plain loop: epochs over a DataLoader with an evaluation after each."""
+    training, data = Training(precision), TensorDataset(images(samples))
+    for _ in range(count):
+        for (batch,) in DataLoader(data, batch_size=batch_size, shuffle=True):
+            training.step(batch)
+        with torch.no_grad():
+            for (batch,) in DataLoader(data, batch_size=batch_size):
+                training.model(batch)
+
+
+def half_batches(batch_size: int, precision: str) -> None:
+    for (batch,) in DataLoader(TensorDataset(images(1000)), batch_size=max(batch_size // 2, 1)):
+        Training(precision).step(batch)
+
+
+def without_batch_size(precision: str) -> None: ...
+
+
+def with_a_path(batch_size: int, precision: str, path: str) -> None: ...
+
+
+def without_steps(batch_size: int, precision: str) -> None: ...
+
+
+Ending = Literal[
+    "bug", "exit", "oom and exit 1", "oom as another error", "abort", "kill", "hang", "two optimizers", "numpy"
+]
+
+
+def ends(batch_size: int, precision: str, ending: Ending) -> None:
+    """Make one step, then end in one of many ways."""
+    training = Training(precision)
+    training.step(images(batch_size))
+    match ending:
+        case "bug":
+            training.model(torch.randn(1, 4, 32, 32))
+        case "exit":
+            sys.exit(0)
+        case "oom and exit 1":
+            try:
+                training.step(images(10**6))
+            except RuntimeError:
+                sys.exit(1)
+        case "oom as another error":
+            try:
+                training.step(images(10**6))
+            except RuntimeError as error:
+                raise ValueError("the training failed") from error
+        case "abort":
+            os.abort()
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            time.sleep(1e6)
+        case "two optimizers":  # as in a GAN: the second one steps less often
+            second = Training(precision)
+            for index in range(100):
+                training.step(images(batch_size))
+                if index == 10:
+                    second.step(images(batch_size))
+        case "numpy":
+            import numpy
+
+            numpy.ones(10**12)
+
+
+def evaluates_outside(batch_size: int, precision: str) -> None:
+    """`no_grad` within the loop, and a fixed batch of the evaluation."""
+    training = Training(precision)
+    for _ in range(2):
+        for (batch,) in DataLoader(TensorDataset(images(300)), batch_size=batch_size):
+            training.step(batch)
+        for (batch,) in DataLoader(TensorDataset(images(64)), batch_size=32):
+            with torch.no_grad():
+                training.model(batch)
+
+
+def drops_last(batch_size: int, precision: str) -> None:
+    training = Training(precision)
+    loader = DataLoader(TensorDataset(images(100)), batch_size=batch_size, drop_last=True)
+    for _ in range(3):
+        for (batch,) in loader:
+            training.step(batch)
+        print(1 / len(loader))
+
+
+def with_defaults(batch_size, loss=nn.functional.cross_entropy, width=4, rate: float = 1e-3):  # type: ignore[no-untyped-def]
+    training = Training("fp32", width)
+    assert loss is nn.functional.cross_entropy and isinstance(rate, float)
+    while True:
+        training.step(images(batch_size))
+        yield
