@@ -52,6 +52,7 @@ def make_exact() -> None:
     use_up_large_free_blocks()
     _set_small_blocks_aside(libc)
     _set_python_objects_aside()
+    use_up_large_free_blocks()  # of which two pieces of the reserve may have become a part
 
 
 def _glibc() -> ctypes.CDLL | None:
