@@ -49,8 +49,8 @@ STATEMENTS = {
         "UPDATE version_info SET schema_version = 99", "DROP TABLE studies", "DROP TABLE trials",
         "UPDATE study_user_attributes SET value_json = '{'", "UPDATE study_user_attributes SET value_json = '5'",
         "DELETE FROM study_user_attributes", "UPDATE trial_system_attributes SET value_json = '5'",
-        "DELETE FROM trial_system_attributes", "DELETE FROM trial_user_attributes",
-        "UPDATE trials SET state = 'RUNNING'", "UPDATE trials SET state = 'x'", "DELETE FROM trial_params",
+        "DELETE FROM trial_system_attributes",
+        "UPDATE trials SET state = 'RUNNING'", "UPDATE trials SET state = 'x'",
         "UPDATE study_directions SET direction = 'MINIMIZE'", "CREATE TABLE extra (a)",
     ),
 }  # fmt: skip

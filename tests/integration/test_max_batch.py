@@ -88,11 +88,11 @@ def test_where_the_confirmation_is_cut_short_the_max_batch_trains_the_whole_job_
     found = max_batch(request(job, precisions=(precision,), confirm_steps=4)).precisions[precision]
     assert found.confirmation is not None
     assert found.confirmation.steps == 4 < found.epoch_steps
-    assert found.found.bound == "memory"
-    assert train(request(dataclasses.replace(job, batch_size=found.found.batch_size))).job_result.fits
-    assert found.found.first_failing_batch == found.found.batch_size + 1
+    assert found.max_batch.bound == "memory"
+    assert train(request(dataclasses.replace(job, batch_size=found.max_batch.batch_size))).job_result.fits
+    assert found.max_batch.first_failing_batch == found.max_batch.batch_size + 1
     with pytest.raises(NothingFits, match="out of memory"):
-        train(request(dataclasses.replace(job, batch_size=found.found.first_failing_batch)))
+        train(request(dataclasses.replace(job, batch_size=found.max_batch.first_failing_batch)))
 
 
 @pytest.mark.gpu
@@ -101,12 +101,12 @@ def test_where_the_confirmation_is_cut_short_the_max_batch_trains_the_whole_job_
 def test_the_max_batch_on_a_gpu_trains_and_one_more_does_not(precision: str) -> None:
     job = digits(device="cuda", synthetic=True, epochs=1, memory_budget_bytes=512 * MEBIBYTE)
     fitted = max_batch(request(job, precisions=(precision,))).precisions[precision]
-    assert fitted.found.first_failing_batch == fitted.found.batch_size + 1
+    assert fitted.max_batch.first_failing_batch == fitted.max_batch.batch_size + 1
     assert fitted.probes <= 10
     job = dataclasses.replace(job, precision=precision)
-    assert train(request(dataclasses.replace(job, batch_size=fitted.found.batch_size))).job_result.fits
+    assert train(request(dataclasses.replace(job, batch_size=fitted.max_batch.batch_size))).job_result.fits
     with pytest.raises(NothingFits, match="out of memory"):
-        train(request(dataclasses.replace(job, batch_size=fitted.found.first_failing_batch)))
+        train(request(dataclasses.replace(job, batch_size=fitted.max_batch.first_failing_batch)))
 
 
 def grows(**settings: object) -> Job:
