@@ -39,7 +39,7 @@ def addresses(fresh_stores: None) -> Iterator[list[str]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as running:
         assert running.stdout is not None
         lines = [running.stdout.readline().strip()]
-        while lines[-1] and not lines[-1].startswith("Ctrl-C"):
+        while lines[-1] and not lines[-1].startswith("Press Ctrl-C"):
             lines.append(running.stdout.readline().strip())
         yield [line.split()[-1] for line in lines if "http" in line]
         running.send_signal(signal.SIGTERM)
