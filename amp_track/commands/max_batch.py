@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TRIED_SAMPLES = 2
 """The batch of the first run of a function or a command."""
 _MUCH_LARGER, _NO_GROWTH_BYTES = 256, 2**16
-"""A batch so many times larger takes more memory than this, whatever the model."""
+"""If the batch grows by this factor, any training needs more additional memory than this."""
 
 
 @interrupted_safely
@@ -46,8 +46,7 @@ def max_batch(request: Request, *, runner: Runner | None = None) -> MaxBatchResu
     studies = Studies(session)
     studies.check("max-batch")
     if session.inspection.kind != "workload":
-        session = _try_out(session)
-        studies = Studies(session)
+        studies.session = _try_out(session)
     from amp_track import tracking
 
     return max_batch_in(studies, session.open_tracker(), given_run_id=tracking.run_id_of_environment())
@@ -176,7 +175,6 @@ def result_of(
         run_id=run.run_id,
         experiment_id=run.experiment_id,
         job=session.job,
-        target_kind=session.inspection.kind,
         target_recipe=session.inspection.recipe,
         asked=session.request.job,
         hardware=session.inspection.hardware,

@@ -120,10 +120,8 @@ class MaxBatchResult(Shown):
     """A caution for each precision that the device emulates."""
     unproven: tuple[str, ...] = ()
     """The precisions whose search was interrupted; `skipped` holds what is known about them."""
-    target_kind: str = "workload"
-    """`workload`, `function` or `command`."""
     target_recipe: str = ""
-    """How to call a function, with placeholders."""
+    """How to call a function, with placeholders; empty for a workload or a command."""
     asked: Job = Job()
     """The job as the user gave it: None stands for the workload's own value."""
     probes: tuple[TrialRow, ...] = field(default=(), repr=False)

@@ -37,7 +37,6 @@ class Recommendation:
     """Its speed over the best speed of fp32; None if one of the two is unknown, and for fp32 itself."""
     batch_ratio: float | None
     """Its max batch over that of fp32."""
-    target_kind: str = "workload"
     target_recipe: str = ""
     job_result: JobResult | None = None
     """The training that the recommendation is based on; None if only max batches are known."""
@@ -47,12 +46,11 @@ class Recommendation:
     @property
     def command(self) -> str:
         """The command that trains with it; for a function, the call."""
-        match self.target_kind:
-            case "command":
-                return shlex.join(self.job.words(scratch="OUTPUT_FOLDER"))
-            case "function":
-                tool = {f"in_{name}": words for name, words in Precision.named(self.precision).in_tools.items()}
-                return self.target_recipe.format(batch_size=self.batch_size, precision=self.precision, **tool)
+        if self.job.command:
+            return shlex.join(self.job.words(scratch="OUTPUT_FOLDER"))
+        if self.target_recipe:
+            tool = {f"in_{name}": words for name, words in Precision.named(self.precision).in_tools.items()}
+            return self.target_recipe.format(batch_size=self.batch_size, precision=self.precision, **tool)
         return train_command(self.job)
 
     def as_json(self) -> dict[str, Any]:
@@ -128,7 +126,6 @@ def _recommended(
     is_reference, max_batch = precision == REFERENCE, fitted.max_batch[precision]
     return Recommendation(
         job=dataclasses.replace(fitted.asked, **changes),
-        target_kind=fitted.target_kind,
         target_recipe=fitted.target_recipe,
         precision=precision,
         batch_size=changes["batch_size"],

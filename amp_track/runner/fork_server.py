@@ -105,7 +105,8 @@ def start_process(process: ForkServerProcess, imports: LeadingImports, import_se
         with _starting(imports):
             try:
                 _ensure_running()
-                with _no_main_module(), _killed_after(None if only_required else import_seconds), interrupts.waiting():
+                limit = contextlib.nullcontext() if only_required else _killed_after(import_seconds)
+                with _no_main_module(), limit, interrupts.waiting():
                     process.start()  # starts a server if this one has died since; otherwise it waits for the imports
                 return
             except (EOFError, ConnectionError):
@@ -117,11 +118,8 @@ def start_process(process: ForkServerProcess, imports: LeadingImports, import_se
 
 
 @contextlib.contextmanager
-def _killed_after(seconds: float | None) -> Iterator[None]:
+def _killed_after(seconds: float) -> Iterator[None]:
     """Kill the fork server if the block takes longer, and raise ImportsTakeTooLong."""
-    if seconds is None:
-        yield
-        return
     is_over = threading.Event()
 
     def kill() -> None:

@@ -6,7 +6,6 @@ import importlib
 import os
 import re
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -15,18 +14,18 @@ from amp_track.config.inspection import TargetInspection
 from amp_track.config.job import Job, JobFolder
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadInput, InvalidReturnValue, printable, summary
-from amp_track.records.events import Event
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.targets import source
 from amp_track.training.devices import oom
 from amp_track.training.devices.base import Device
 from amp_track.training.process_group import RankGroup
+from amp_track.training.watch import Send
 
 if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
 
-Send = Callable[[Event | JobResult | BadInput], None]
-"""Sends an event to the command; a target that ends its process sends its result too."""
+FIRST_BATCH = 8
+"""The first batch size to try of a target that has no batch size of its own."""
 T_co = TypeVar("T_co", covariant=True)
 _PACKAGE = Path(__file__).parents[1]
 _OUR_FRAME = re.compile(rf'^  File "{re.escape(f"{_PACKAGE}{os.sep}")}.*\n(?:    .*\n)*', re.MULTILINE)
@@ -87,6 +86,12 @@ def load_target(job: Job) -> ProbeTarget:
     _, is_in_module, name = job.workload.partition(":")
     found = getattr(imported(job.workload), name, None) if is_in_module else None
     return FunctionTarget(job, found) if isinstance(found, FunctionType) else WorkloadTarget(job)
+
+
+def needs_a_workload(job: Job, command: str) -> BadInput:
+    """Return the error of a target that trains itself, for a command that traces the model."""
+    kind = "command" if job.command else "function"
+    return BadInput(f"{job.workload}: {command} needs a Workload, whose model it can trace; a {kind} only has steps.")
 
 
 def imported(reference: str) -> ModuleType:

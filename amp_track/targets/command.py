@@ -24,14 +24,13 @@ from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.records.errors import BadInput, printable
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.targets import launched, source
-from amp_track.targets.base import Send
+from amp_track.targets.base import FIRST_BATCH, needs_a_workload
 from amp_track.training.devices.base import Device
 from amp_track.training.dtypes import DtypesWatch
 from amp_track.training.process_group import RankGroup
-from amp_track.training.watch import TrainingWatch
+from amp_track.training.watch import Send, TrainingWatch
 from amp_track.workers import liveness
 
-_FIRST_BATCH = 8
 _LAST_LINES = 20
 """The lines of a failed command's output that are shown."""
 _JOB_RESULT = TypeAdapter(JobResult)
@@ -70,7 +69,7 @@ class CommandTarget:
             workload_name=script.stem,
             workload_digest=source.digest(script.resolve(), beside) or "unknown",
             workload_imports=beside,
-            batch_size=_FIRST_BATCH,
+            batch_size=FIRST_BATCH,
             unsupported=self._unsupported(),
         )
 
@@ -86,10 +85,10 @@ class CommandTarget:
         return CommandTraining(self._job, device, send, enforce_budget=enforce_budget, folder=folder)
 
     def dtypes(self, device: Device) -> DtypesWatch:
-        raise _needs_a_workload("dtypes")
+        raise needs_a_workload(self._job, "dtypes")
 
     def fake_step(self, *, as_cuda: bool) -> FakeStep:
-        raise _needs_a_workload("a memory plan")
+        raise needs_a_workload(self._job, "plan")
 
 
 class CommandTraining:
@@ -120,16 +119,14 @@ class CommandTraining:
             with _output_to(output):
                 _run_script(arguments)
         except SystemExit as error:
-            failure = watch.failure(error)
-            if failure is not error:
-                raise failure from None
+            cause = watch.cause(error)
+            if cause is not error:
+                raise cause from None
             if error.code:
                 said = f"exit code {error.code}" if isinstance(error.code, int) else str(error.code)
                 return self._crashed(said, output)
         except BaseException as error:
-            if (over := watch.over_dataset()) is not None:
-                return over
-            raise watch.failure(error) from None
+            return watch.result_after(error)
         return watch.result()
 
     def _crashed(self, message: str, output: Path) -> JobResult:
@@ -202,7 +199,3 @@ def _run_script(arguments: Sequence[str]) -> None:
     sys.argv = list(arguments)
     sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
     runpy.run_path(arguments[0], run_name="__main__")
-
-
-def _needs_a_workload(what: str) -> BadInput:
-    return BadInput(f"{what} needs a Workload, whose model amp_track can trace; a command only has steps.")

@@ -24,15 +24,13 @@ from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.records.errors import BadInput, BadOption, summary
 from amp_track.records.result import JobResult
 from amp_track.targets import source
-from amp_track.targets.base import Send
+from amp_track.targets.base import FIRST_BATCH, needs_a_workload
 from amp_track.targets.workload import option_value, source_files
 from amp_track.training.devices.base import Device
 from amp_track.training.dtypes import DtypesWatch
 from amp_track.training.process_group import RankGroup
-from amp_track.training.watch import TrainingWatch
+from amp_track.training.watch import Send, TrainingWatch
 
-_FIRST_BATCH = 8
-"""The first batch size to try if `batch_size` has no default."""
 _SIMPLE = (bool, int, float, str, tuple, type(None))
 """The types of defaults that are options: others stay as the function has them."""
 _GIVEN = ("batch_size", "precision", "device")
@@ -55,7 +53,7 @@ class FunctionTarget:
             workload_name=self._function.__name__,
             workload_digest=source.digest(file, imports) or "unknown",
             workload_imports=imports,
-            batch_size=default if isinstance(default, int) and default > 0 else _FIRST_BATCH,
+            batch_size=default if isinstance(default, int) and default > 0 else FIRST_BATCH,
             options=tuple((name, str(value)) for name, value in self._options.items()),
             recipe=getattr(self._function, "recipe", None) or self._recipe(),
             unsupported=self._unsupported(),
@@ -107,15 +105,10 @@ class FunctionTarget:
         return FunctionTraining(watch, self._function, arguments)
 
     def dtypes(self, device: Device) -> DtypesWatch:
-        raise self._needs_a_workload("dtypes")
+        raise needs_a_workload(self._job, "dtypes")
 
     def fake_step(self, *, as_cuda: bool) -> FakeStep:
-        raise self._needs_a_workload("plan")
-
-    def _needs_a_workload(self, command: str) -> BadInput:
-        return BadInput(
-            f"{self._job.workload}: {command} needs a Workload, whose model it can trace; a function only has steps."
-        )
+        raise needs_a_workload(self._job, "plan")
 
 
 class FunctionTraining:
@@ -139,11 +132,9 @@ class FunctionTraining:
                         break
         except SystemExit as error:
             if error.code:
-                raise self._watch.failure(error) from None
+                raise self._watch.cause(error) from None
         except BaseException as error:
-            if (over := self._watch.over_dataset()) is not None:
-                return over
-            raise self._watch.failure(error) from None
+            return self._watch.result_after(error)
         return self._watch.result()
 
 

@@ -99,12 +99,12 @@ def _watch_this_process() -> None:
     def report_exception(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         device.lift_budget()
         if watched.has_begun:  # otherwise it is a launcher's own error, which its exit code and output tell
-            send(job_result_of_exception(watched.failure(error), watched.phase, device))
+            send(job_result_of_exception(watched.cause(error), watched.phase, device))
         show(kind, error, trace)
 
     def report_exit(code: Any = None) -> NoReturn:
         error = sys.exc_info()[1]  # a script may catch an out-of-memory error and end with exit code 1
-        cause = watched.failure(error) if error is not None else None
+        cause = watched.cause(error) if error is not None else None
         if code and cause is not None and oom.is_out_of_memory(cause):
             device.lift_budget()
             send(job_result_of_exception(cause, watched.phase, device))

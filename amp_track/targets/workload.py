@@ -19,12 +19,13 @@ from amp_track.config.job import Job, JobFolder
 from amp_track.records.errors import AmpTrackError, BadInput, BadOption, describe_type, summary
 from amp_track.records.metrics import is_metric_name
 from amp_track.targets import source
-from amp_track.targets.base import Send, imported, users_traceback
+from amp_track.targets.base import imported, users_traceback
 from amp_track.training.data import digest, length
 from amp_track.training.devices.base import Device
 from amp_track.training.dtypes import DtypesWatch
 from amp_track.training.process_group import RankGroup
 from amp_track.training.trainer import Trainer
+from amp_track.training.watch import Send
 from amp_track.workload import Metric, Workload, example_batch, is_pair
 
 if TYPE_CHECKING:

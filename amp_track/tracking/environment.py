@@ -56,7 +56,7 @@ def known_experiment(client: mlflow.MlflowClient, given: str | None = None) -> E
     name, uri = experiment_name(given), client.tracking_uri
     given_id = os.environ.get("MLFLOW_EXPERIMENT_ID", "") if given is None else ""
     unknown = not_there(uri, "MLFLOW_EXPERIMENT_ID", given_id, "an experiment")
-    if len(given_id) > _LONGEST_ID:  # a database raises an error of its own
+    if len(given_id) > _LONGEST_ID:  # a database would raise its own error
         raise unknown
     try:
         found = client.get_experiment(given_id) if given_id else client.get_experiment_by_name(name)

@@ -37,12 +37,13 @@ steps. A training without a DataLoader makes as many full ones."""
 _FULL_BATCHES = 2
 """The batches of a shortened epoch or evaluation before its last one."""
 _TIMED_SECONDS, _MOST_STEPS = 0.2, 50
-"""A probe goes on for so long after its last full step, to measure the speed."""
+"""A probe continues until its timed steps take this time, or until it has made this many steps."""
 _PROGRESS_SECONDS = 0.2
 _PATIENCE = 10
 """An optimizer that has made no step after this many times the steps of another one is not waited for."""
 
-Message = Event | JobResult | BadInput
+Send = Callable[[Event | JobResult | BadInput], None]
+"""Sends an event to the command; a training that ends its process sends its result too."""
 
 
 class TrainingWatch:
@@ -61,7 +62,7 @@ class TrainingWatch:
         self,
         job: Job,
         device: Device,
-        send: Callable[[Message], None],
+        send: Send,
         *,
         enforce_budget: bool,
         ends_process: bool,
@@ -76,7 +77,8 @@ class TrainingWatch:
         self._loads_alone = loads_in_its_own_process(device.kind, job.memory_budget_bytes)
         self._steps_of: Counter[int] = Counter()
         self._optimizers: list[int] = []
-        self._has_begun = False
+        self.has_begun = False
+        """Whether the training has a parameter, so that its memory is limited."""
         self._started = self._last_progress = time.perf_counter()
         self._ends: list[float] = []
         self._intervals: list[tuple[float, int]] = []
@@ -140,17 +142,13 @@ class TrainingWatch:
             return False
         return self.steps >= self._most_steps or sum(seconds for seconds, _ in self._full_steps()) >= _TIMED_SECONDS
 
-    def count_step(self) -> None:
-        """Count a step of a training that yields after each."""
-        self._note_step()
-
     def result(self) -> JobResult:
-        """Return the result of a training that made enough steps, or came to its end.
+        """Return the result of a training that made enough steps or has ended.
 
         Raises:
             BadInput: it made no step, or its batches have another size.
         """
-        if (over := self.over_dataset()) is not None:
+        if (over := self._over_dataset()) is not None:
             return over
         if not self.steps:
             raise BadInput(
@@ -167,7 +165,13 @@ class TrainingWatch:
             )
         return JobResult(status=JobStatus.FITS, samples_per_second=self._samples_per_second(), **measured)
 
-    def over_dataset(self) -> JobResult | None:
+    def result_after(self, error: BaseException) -> JobResult:
+        """Return the result if a data set without a full batch explains an exception; else raise `cause(error)`."""
+        if (over := self._over_dataset()) is not None:
+            return over
+        raise self.cause(error) from None
+
+    def _over_dataset(self) -> JobResult | None:
         """Return the result of a training without a step because the data set is smaller than a batch; else None."""
         samples = self._samples_without_a_batch
         return self._over(samples) if samples is not None and not self.steps and samples < self._batch_size else None
@@ -179,7 +183,7 @@ class TrainingWatch:
             training_samples=samples,
         )
 
-    def failure(self, error: BaseException) -> BaseException:
+    def cause(self, error: BaseException) -> BaseException:
         """Return the out-of-memory error that led to an exception, such as a caught one before `sys.exit(1)`, or it."""
         each: BaseException | None = error
         seen: list[BaseException] = []
@@ -191,18 +195,13 @@ class TrainingWatch:
         return error
 
     @property
-    def has_begun(self) -> bool:
-        """Whether the training has a parameter, so that its memory is limited."""
-        return self._has_begun
-
-    @property
     def _is_here(self) -> bool:
         return os.getpid() == self._process
 
     def _begin(self) -> None:
         """Start the budget: imports and data that came before do not count."""
-        if not self._has_begun and self._is_here:
-            self._has_begun, self.phase = True, "model"
+        if not self.has_begun and self._is_here:
+            self.has_begun, self.phase = True, "model"
             self._device.begin(self._job.memory_budget_bytes, enforce=self._enforce_budget)
 
     def _parameter_registered(self, module: Any, name: str, parameter: Any) -> None:
@@ -218,12 +217,13 @@ class TrainingWatch:
             return
         self._steps_of[id(optimizer)] += 1
         if self._steps_of[id(optimizer)] > self.steps:
-            self._note_step()
+            self.count_step()
         has_idle = len(self._steps_of) < len(self._optimizers)
         if self.is_done and not (has_idle and self.steps < _PATIENCE * (self._job.steps or _PROBE_STEPS)):
             self._finish()
 
-    def _note_step(self) -> None:
+    def count_step(self) -> None:
+        """Count a step: called by torch's hooks, or for a training that yields after each."""
         if self._job.probe:
             self._device.synchronize()
         now = time.perf_counter()
@@ -237,7 +237,7 @@ class TrainingWatch:
         if now - self._last_progress > _PROGRESS_SECONDS:
             self._last_progress = now
             total = self._job.steps if self._job.steps is not None and not self._job.probe else _PROBE_STEPS
-            memory_bytes = self._device.peak().reserved_bytes if self._has_begun else 0
+            memory_bytes = self._device.peak().reserved_bytes if self.has_begun else 0
             self._send(StepsDone(step=self.steps, total_steps=max(total, self.steps), memory_bytes=memory_bytes))
 
     def _drawn(self, iterator: Any, draw: Callable[[], Any]) -> Any:
@@ -245,7 +245,7 @@ class TrainingWatch:
         if not self._is_here or iterator._dataset_kind != 0:  # 0: a map-style data set
             return draw()
         trains = torch.is_grad_enabled()
-        self.phase = ("training" if trains else "evaluation") if self._has_begun else self.phase
+        self.phase = ("training" if trains else "evaluation") if self.has_begun else self.phase
         count = iterator.amp_track_drawn = getattr(iterator, "amp_track_drawn", 0) + 1
         if count == 1 or not trains:
             self._is_interrupted = True
@@ -269,7 +269,7 @@ class TrainingWatch:
         """Send the result and end the process: no callback, checkpoint or tracker of the training runs any more."""
         try:
             self._device.synchronize()
-            message: Message = self.result()
+            message: JobResult | BadInput = self.result()
         except BadInput as error:
             message = error
         self._send(message)
@@ -278,7 +278,7 @@ class TrainingWatch:
         os._exit(0)
 
     def _measured(self) -> dict[str, Any]:
-        peak = self._device.peak() if self._has_begun else None
+        peak = self._device.peak() if self.has_begun else None
         return {
             "steps": self.steps,
             "wall_seconds": time.perf_counter() - self._started,

@@ -33,7 +33,7 @@ def jumping(max_batch: int, budget: int, share: float, at: float, height: float)
 
 
 def wavering(max_batch: int, budget: int, share: float, samples: float) -> Device:
-    """Takes up to so many samples' worth more or less, each batch above one its own."""
+    """Takes more or less than a line, by up to the memory of a number of samples, which differs by batch."""
     fixed, each = line(max_batch, budget, share)
     return Device(lambda b: fixed + each * (b + (b > 1) * samples * (random.Random(b).random() - 0.5)), budget)
 

@@ -36,7 +36,7 @@ each_case = settings(
 
 @pytest.fixture
 def attempt(amp_track: Callable[..., Done], clean_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
-    """Run a command in a folder of its own, which `prepare` has filled, and check how it ends.
+    """Run a command in a new folder, which `prepare` has filled, and check how it ends.
 
     Its jobs run on a simulated device. `may_write`: a library changes the folder even if the command is rejected.
     """

@@ -1,4 +1,4 @@
-"""Journal files: whole lines after any accident, and one writer at a time, whoever was killed."""
+"""Journal files: complete lines after a kill or a full disk, and one writer at a time."""
 
 import json
 import multiprocessing

@@ -1,4 +1,4 @@
-"""The outbox on disk: in order, whole, and found again after the process is gone."""
+"""The outbox on disk: complete, in order, and found again after its process has ended."""
 
 import json
 import os

@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ class Started(Protocol):
         """Ask it to end its runs and exit."""
 
 
-class Launcher:
+class Launcher(ABC):
     """Starts search workers, each with a number of accelerators. An option of `--sbatch` may have no value: ""."""
 
     poll_seconds = 0.1
@@ -64,7 +65,7 @@ class Launcher:
     def __init__(self, *, devices: int = 0, options: Mapping[str, str] | None = None) -> None:
         self.devices, self.options = devices, options or {}
 
-    @staticmethod
+    @staticmethod  # noqa: B027 — local workers need nothing
     def check() -> None:
         """Raise BadInput if this machine cannot use the launcher."""
 
@@ -73,11 +74,11 @@ class Launcher:
         """Return variables that give each search worker its devices, unless the launcher does. Raise BadInput."""
         return [{} for _ in range(workers)]
 
+    @abstractmethod
     def start(self, worker: Worker, say: Say) -> Started:
         """Start a search worker. Raises BadInput if that is impossible."""
-        raise NotImplementedError
 
-    def stop(self, started: Sequence[Any]) -> None:
+    def stop(self, started: Sequence[Any]) -> None:  # noqa: B027 — most hold nothing
         """End the search workers that still run, and release what the launcher holds."""
 
 
