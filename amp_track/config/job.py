@@ -120,6 +120,9 @@ class Job:
     """Whether to run only the steps that measure whether the batch fits; see `amp_track.training.trainer`."""
     probe_to_the_end: bool = True
     """Whether a probe of a one-epoch training also runs the end of the epoch: a smaller batch, and an evaluation."""
+    worst_batch: bool = False
+    """Whether to train on batches of the largest samples, if samples differ in size: every batch of a probe, and every
+    second one of a longer run."""
     epoch_steps: int | None = None
     """Optimizer steps of a shortened epoch; the last one is the last of the full epoch. Evaluation uses as many
     batches."""

@@ -121,6 +121,8 @@ class JobResult:
     signal: str = ""  # the signal that killed the job process, such as `SIGSEGV`
     training_samples: int | None = None
     """The size of a data set that is smaller than the batch."""
+    size_ratio: float | None = None
+    """The size of the largest sample relative to the mean, if every batch had the largest ones."""
     requested_bytes: int | None = None  # the size of the allocation that failed
     wall_seconds: float = 0.0
     train_seconds: float | None = None
