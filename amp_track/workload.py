@@ -28,7 +28,9 @@ class Workload(ABC):
 
     Subclass it as a frozen dataclass; its fields are the options that `--set name=value` sets.
 
-    Input and target of a sample may be tensors, tuples or mappings of tensors; a batch adds a first dimension N.
+    Input and target of a batch may be tensors, tuples or mappings of tensors with a first dimension N. A mapping whose
+    names are all parameters of the model's `forward` is passed as keyword arguments, such as
+    `forward(input_ids=…, attention_mask=…)`; any other input is one argument.
     """
 
     learning_rate: float = 1e-3
@@ -53,8 +55,32 @@ class Workload(ABC):
     def eval_data(self) -> Dataset[Any]:
         """Return the evaluation data: a map-style dataset whose items are (input, target)."""
 
+    def collate_fn(self, samples: list[Any]) -> Any:
+        """Return the batch (input, target) of a list of samples. Default: torch's `default_collate`.
+
+        With another one, samples may have any type and different sizes. `max-batch` then trains on the largest ones.
+        """
+        return default_collate(samples)
+
+    def sample_size(self, index: int) -> float | None:
+        """Return the size of a training sample, such as its number of tokens.
+
+        Only the order of sizes matters. Default: None, so that the number of elements of its largest part is counted,
+        if `collate_fn` is another one than torch's. This loads at most 2,000 samples.
+        """
+        return None
+
+    def worst_example(self, batch_size: int) -> tuple[Any, Any] | None:
+        """Return the training batch (input, target) that takes the most memory.
+
+        Default: None, so that it has the largest samples.
+        """
+        return None
+
     def loss(self, output: Any, target: Any) -> Tensor:
         """Return the mean loss over the batch, a scalar tensor.
+
+        For a model that computes its own loss, return it: `return output.loss`.
 
         Default: cross entropy of logits (N, classes) and class numbers (N,).
         """
@@ -108,13 +134,21 @@ class Workload(ABC):
         return {}
 
     def example(self, batch_size: int) -> tuple[Any, Any]:
-        """Return one batch (input, target) of the real shapes and dtypes. Default: the first training samples, cycled.
+        """Return one batch (input, target) of the real shapes and dtypes.
 
         If it does not read the data, `--synthetic` works on machines without the data.
+
+        Default: the first training samples, cycled. If samples differ in size, `plan` and `--synthetic` use the batch
+        that takes the most memory instead of this default.
         """
         data = self.train_data()
         known = min(batch_size, len(data), 64)  # type: ignore[arg-type]
-        return default_collate([data[index % known] for index in range(batch_size)])  # type: ignore[no-any-return]
+        return self.collate_fn([data[index % known] for index in range(batch_size)])  # type: ignore[no-any-return]
+
+
+def has_own_collate_fn(workload: Workload) -> bool:
+    """Return whether the workload collates samples itself, so that they may differ in size."""
+    return type(workload).collate_fn is not Workload.collate_fn
 
 
 def is_pair(value: object) -> TypeGuard[Sequence[Any]]:
@@ -144,11 +178,3 @@ def new_schedule(workload: Workload, total_steps: int) -> Callable[[int], float]
         expected = "None, or a function from the number of optimizer steps to a factor of the learning rate"
         raise InvalidReturnValue.of_type("schedule()", schedule, expected)
     return schedule
-
-
-def example_batch(workload: Workload, size: int) -> tuple[Any, Any]:
-    """Return the workload's example batch. Raises InvalidReturnValue if it is not a pair."""
-    batch: object = workload.example(size)
-    if not is_pair(batch):
-        raise InvalidReturnValue.of_type("example()", batch, "a pair (input, target)")
-    return batch[0], batch[1]

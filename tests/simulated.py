@@ -58,6 +58,8 @@ class SimulatedRunner:
     fails: Callable[[Job], JobResult | None] = lambda job: None
     metric: Callable[[Job], float | None] = lambda job: METRIC[job.precision]
     probe_seconds: float = 1.0
+    size_ratio: float | None = None
+    """The size of the largest samples, of which the worst batch consists, relative to the mean."""
     epochs: int = 2
     streams: bool = False
     """Whether trainings send events by step and epoch, whose plot takes a third of a second."""
@@ -143,7 +145,8 @@ class SimulatedRunner:
     def _needed(self, job: Job) -> int:
         assert job.batch_size is not None
         longer = 0 if job.probe else self.longer_bytes
-        return self.fixed_bytes + longer + self.bytes_per_sample[job.precision] * job.batch_size
+        ratio = self.size_ratio if self.size_ratio is not None and job.worst_batch else 1.0
+        return self.fixed_bytes + longer + int(ratio * self.bytes_per_sample[job.precision] * job.batch_size)
 
     def _trained(self, job: Job, needed: int, on_event: Callable[[Event], None]) -> JobResult:
         per_epoch = steps_per_epoch(job, self.samples)
@@ -158,6 +161,7 @@ class SimulatedRunner:
             status=JobStatus.FITS,
             wall_seconds=self.probe_seconds,
             train_seconds=0.9,
+            size_ratio=self.size_ratio if job.worst_batch else None,
             samples_per_second=SPEED[job.precision],
             eval_samples_per_second=2 * SPEED[job.precision] if evaluates else None,
             train_peak_allocated_bytes=needed,

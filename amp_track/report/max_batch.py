@@ -42,6 +42,8 @@ def max_batch_table(result: MaxBatchResult) -> Table:
     ]
     if result.multiple_of > 1:
         columns[2:2] = numbers(f"max multiple\nof {result.multiple_of}")
+    if any(fitted.typical_max_batch for fitted in result.precisions.values()):
+        columns += numbers("max batch,\nas drawn")
     if result.effective_batch_size is not None:
         columns += numbers(f"effective\nbatch {result.effective_batch_size}")
     rows = [_row(result, name) for name in result.precisions]
@@ -64,6 +66,8 @@ def _row(result: MaxBatchResult, name: str) -> Row:
     ]
     if result.multiple_of > 1:
         cells.insert(2, str(fitted.max_multiple or UNKNOWN))
+    if any(each.typical_max_batch for each in result.precisions.values()):
+        cells.append(str(fitted.typical_max_batch.batch_size) if fitted.typical_max_batch else UNKNOWN)
     if result.effective_batch_size is not None:
         parts = result.accumulation(name)
         cells.append(tied(f"{parts[0]} × {parts[1]}") if parts else "no divisor fits")
@@ -106,6 +110,12 @@ def max_batch_notes(result: MaxBatchResult) -> list[str]:
 def confirmation_notes(result: MaxBatchResult) -> list[str]:
     """Return notes on the proof of the max batches: the confirmation runs, and the headroom."""
     lines = []
+    ratios = [fitted.size_ratio for fitted in result.precisions.values() if fitted.size_ratio is not None]
+    if ratios:
+        lines.append(
+            f"Samples differ in size: the largest is {ratios[0]:.1f} times the mean. The max batch and its speed are "
+            "those of batches of the largest samples. Batches as drawn fit more, until one of them is larger."
+        )
     if any(map(_is_cut_short, result.precisions.values())):
         lines.append(
             "The confirmation run covers part of an epoch: full steps, the smaller last step, an evaluation of as many "

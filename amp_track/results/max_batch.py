@@ -44,6 +44,10 @@ class PrecisionResult:
     """(batch size, samples per second) of every batch that ran, in ascending order."""
     beyond: tuple[tuple[int, bool], ...] = ()
     """(batch size, whether it fits) of the batches tried above the first failing one."""
+    size_ratio: float | None = None
+    """The size of the largest sample relative to the mean; None if samples do not differ in size."""
+    typical_max_batch: MaxBatch | None = None
+    """The max batch of batches as they are drawn, if samples differ in size: `max_batch` is that of the largest."""
     bytes_needed: int | None = None
     """The memory that one sample needs, if not even one fits."""
     plan_error: float | None = None
@@ -97,6 +101,8 @@ class PrecisionResult:
             "confirmed_steps": self.confirmation.steps if self.confirmation else 0,
             "epoch_steps": self.epoch_steps,
             "max_multiple": self.max_multiple,
+            "typical_max_batch": self.typical_max_batch.batch_size if self.typical_max_batch else None,
+            "size_ratio": self.size_ratio,
             "efficient_batch": efficient[0] if efficient else None,
             "peak_bytes": self.peak_bytes,
             "peak_allocated_bytes": self._peak(lambda job_result: job_result.peak_allocated_bytes),

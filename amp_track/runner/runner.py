@@ -96,8 +96,11 @@ class JobRunner:
         return crash_diagnosis.second_opinion(job, self._run_all_ranks("run", job, on_event, folder), self.measure)
 
     def measure(self, job: Job) -> JobResult:
-        """Probe the batch size of a job without a limit, and return the result, measured by the meter of its budget."""
-        return self._run_all_ranks("measure", dataclasses.replace(job, probe=True))
+        """Run a job without a limit, and return the result, measured by the meter of its budget.
+
+        Only a job with a number of steps runs as it is: memory may grow over its steps. Any other is probed.
+        """
+        return self._run_all_ranks("measure", dataclasses.replace(job, probe=job.probe or job.steps is None))
 
     def dtypes(self, job: Job) -> DtypesReport | JobResult:
         """Return the dtypes of the operations in the model of a resolved job, or the JobResult of a failure."""

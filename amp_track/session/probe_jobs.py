@@ -108,6 +108,7 @@ def job_of(session: Session, proposal: Proposal, budget_bytes: int | None, probe
         memory_budget_bytes=budget_bytes,
         grad_accum=accumulation_of(session),
         probe=proposal.kind != "confirm",
+        worst_batch=proposal.kind != "typical",
         probe_to_the_end=proposal.kind != "probe" or _probes_are_whole(session),
         num_workers=0 if loads_alone else session.job.num_workers,
     )

@@ -6,6 +6,7 @@ A search worker is one of several processes that run the same command on the sam
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from amp_track.workers import interrupts, liveness
 _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
 _SHORT = ("probe", "multiple", "repeat")
+TYPICAL = "typical"
+_TYPICALLY_MORE = 9 / 8
+"""By this factor, batches as drawn may be larger than those of the largest samples: most have a very large one too."""
 _RUNS_AT_THE_MAX_BATCH = 3
 """Number of fresh processes in which a max batch must run before it is reported, including the confirmation run."""
 
@@ -36,8 +40,9 @@ class Proposal:
     """One job of the max-batch study.
 
     `kind` is one of: `probe`; `multiple`, a probe of the largest multiple up to the max batch; `beyond`, a probe above
-    the first failing batch; `confirm`, the confirmation run; `repeat`, another probe of a confirmed max batch. All but
-    `probe` include the end of an epoch.
+    the first failing batch; `confirm`, the confirmation run; `repeat`, another probe of a confirmed max batch;
+    `typical`, a probe with batches as they are drawn, where all others have the largest samples. All but `probe`
+    include the end of an epoch.
     """
 
     precision: str
@@ -143,8 +148,13 @@ class BatchSampler(optuna.samplers.BaseSampler):
         for trial in trials:
             if trial.state is TrialState.RUNNING and (claim := _claim_of(trial)) is not None:
                 running[claim.precision].append(claim)
-        done = by_precision(done_jobs(trials))
-        proposals = [job for name in self.goal.precisions if (job := self._next_of(done, name, [])) is not None]
+        jobs = done_jobs(trials)
+        done, typical = by_precision(jobs), by_precision(jobs, typical=True)
+
+        def next_of(precision: str, running: Sequence[Proposal]) -> Proposal | None:
+            return self._next_of(done, precision, running) or self._next_typical(done, typical, precision, running)
+
+        proposals = [job for name in self.goal.precisions if (job := next_of(name, [])) is not None]
         if not proposals:
             return None
         for proposal in proposals:
@@ -152,7 +162,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
                 return proposal
         for proposal in proposals:
             claims = running[proposal.precision]
-            ahead = self._next_of(done, proposal.precision, claims)
+            ahead = next_of(proposal.precision, claims)
             if ahead is not None and (ahead.batch_size, ahead.kind) not in {(c.batch_size, c.kind) for c in claims}:
                 return ahead
         raise Busy
@@ -187,6 +197,44 @@ class BatchSampler(optuna.samplers.BaseSampler):
                 predicted = round(line.at(batch_size)) if line is not None else None
                 return Proposal(precision, batch_size, "beyond", why, predicted, should_fit=False)
         return None
+
+    def typical_max_batch(
+        self,
+        done: Mapping[str, list[Done]],
+        typical: Mapping[str, list[Done]],
+        precision: str,
+        running: Sequence[Proposal] = (),
+    ) -> Next | MaxBatch | None:
+        """Return the max batch with batches as they are drawn, or its next probe.
+
+        Return None if samples do not differ in size, or before the max batch of the largest ones is proven.
+        """
+        proven = self.max_batch(done, precision)
+        if proven is None or not proven.batch_size or size_ratio(done[precision]) is None:
+            return None
+        if proven.first_failing_batch is None:
+            return proven
+        goal, line = self.goal, line_of(_probes(done[precision], _SHORT))
+        probes = _probes(typical[precision], (TYPICAL,)) + _as_predicted(running, (TYPICAL,))
+        if not probes:
+            slightly_more = math.ceil(proven.batch_size * _TYPICALLY_MORE)
+            return Next(min(slightly_more, goal.limit.batch_size), "batches as they are drawn", should_fit=False)
+        if not any(probe.fits for probe in probes):
+            probes.append(Probe(proven.batch_size, JobStatus.FITS))
+        hint = Hint(proven.batch_size, fixed_bytes=line.fixed_bytes if line is not None else None)
+        return explore(probes, goal.limit, budget_bytes=goal.budget_bytes, hint=hint)
+
+    def _next_typical(
+        self,
+        done: Mapping[str, list[Done]],
+        typical: Mapping[str, list[Done]],
+        precision: str,
+        running: Sequence[Proposal],
+    ) -> Proposal | None:
+        step = self.typical_max_batch(done, typical, precision, running)
+        if not isinstance(step, Next):
+            return None
+        return Proposal(precision, step.batch_size, TYPICAL, step.reason, step.predicted_bytes, step.should_fit)
 
     def _explore(
         self, done: Mapping[str, list[Done]], precision: str, running: Sequence[Proposal]
@@ -303,11 +351,18 @@ def done_jobs(trials: Iterable[FrozenTrial]) -> list[Done]:
     ]
 
 
-def by_precision(done: Iterable[Done]) -> defaultdict[str, list[Done]]:
+def by_precision(done: Iterable[Done], *, typical: bool = False) -> defaultdict[str, list[Done]]:
+    """Return the jobs of each precision: those with the largest samples, or those with batches as they are drawn."""
     jobs = defaultdict[str, list[Done]](list)
     for job in done:
-        jobs[job.precision].append(job)
+        if (job.kind == TYPICAL) == typical:
+            jobs[job.precision].append(job)
     return jobs
+
+
+def size_ratio(done: Iterable[Done]) -> float | None:
+    """Return the size of the largest sample relative to the mean; None if samples do not differ in size."""
+    return next((job.job_result.size_ratio for job in done if job.job_result.size_ratio is not None), None)
 
 
 def was_refuted(done: Iterable[Done]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import optuna
@@ -21,6 +22,7 @@ from amp_track.study.batch_sampler import (
     Proposal,
     by_precision,
     done_jobs,
+    size_ratio,
     was_refuted,
 )
 from amp_track.workers import interrupts
@@ -58,12 +60,17 @@ def memory_violation(job_result: JobResult, budget_bytes: int | None) -> float:
 
 def proven(study: optuna.Study, sampler: BatchSampler) -> dict[str, PrecisionResult]:
     """Return the max batches that a study has proven so far, by precision, in the order of the sampler's goal."""
-    done = by_precision(done_jobs(study.get_trials(deepcopy=False)))
-    return {
-        name: _result_of(done[name], max_batch, sampler.goal.multiple_up_to(max_batch.batch_size))
-        for name in sampler.goal.precisions
-        if (max_batch := sampler.max_batch(done, name)) is not None
-    }
+    jobs = done_jobs(study.get_trials(deepcopy=False))
+    done, typical = by_precision(jobs), by_precision(jobs, typical=True)
+    found = {}
+    for name in sampler.goal.precisions:
+        if (max_batch := sampler.max_batch(done, name)) is not None:
+            with_drawn = sampler.typical_max_batch(done, typical, name)
+            found[name] = dataclasses.replace(
+                _result_of(done[name], max_batch, sampler.goal.multiple_up_to(max_batch.batch_size)),
+                typical_max_batch=with_drawn if isinstance(with_drawn, MaxBatch) else None,
+            )
+    return found
 
 
 def _result_of(done: list[Done], max_batch: MaxBatch, multiple: int) -> PrecisionResult:
@@ -89,6 +96,7 @@ def _result_of(done: list[Done], max_batch: MaxBatch, multiple: int) -> Precisio
         run_id=storage.run_id_of(probed.trial) if probed else None,
         confirmation=next((job.job_result for job in at_max_batch if job.kind == "confirm"), None),
         failure=next(failures, None),
+        size_ratio=size_ratio(done),
         plan_error=_plan_error(done),
         runs_at_max_batch=sum(job.fits for job in at_max_batch),
         max_multiple=multiple if any(job.batch_size == multiple and job.fits for job in done) else None,

@@ -20,13 +20,13 @@ from amp_track.records.errors import AmpTrackError, BadInput, BadOption, describ
 from amp_track.records.metrics import is_metric_name
 from amp_track.targets import source
 from amp_track.targets.base import imported, users_traceback
-from amp_track.training.data import digest, length
+from amp_track.training.data import digest, example_batch, length
 from amp_track.training.devices.base import Device
 from amp_track.training.dtypes import DtypesWatch
 from amp_track.training.process_group import RankGroup
 from amp_track.training.trainer import Trainer
 from amp_track.training.watch import Send
-from amp_track.workload import Metric, Workload, example_batch, is_pair
+from amp_track.workload import Metric, Workload, has_own_collate_fn, is_pair
 
 if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
@@ -59,9 +59,8 @@ class WorkloadTarget:
                 raise BadInput(f"{reference}: train_data() is empty. Return at least one sample.")
             dataset_digest = digest(train_data)
             for method, data in methods.items():
-                if length(data) and not is_pair(item := data[0]):
-                    expected = "it must be a pair (input, target)"
-                    raise BadInput(f"{reference}: {method}()[0] is {describe_type(item)}; {expected}")
+                if length(data):
+                    _check_sample(reference, method, data[0], workload)
         file, imports = source_files(reference, workload)
         return TargetInspection(
             workload_name=type(workload).__name__,
@@ -164,6 +163,15 @@ def _check_dataset(reference: str, method: str, data: Any) -> None:
             return
     much = f"a dataset whose __len__ is too large; it must be at most {_MOST_SAMPLES:,}"
     raise BadInput(f"{reference}: {method}() returned {much}")
+
+
+def _check_sample(reference: str, method: str, sample: Any, workload: Workload) -> None:
+    """Raise BadInput if a sample, or the batch that the workload's own `collate_fn` makes of it, is not a pair."""
+    name, pair = f"{method}()[0]", sample
+    if has_own_collate_fn(workload):
+        name, pair = f"collate_fn([{name}])", workload.collate_fn([sample])
+    if not is_pair(pair):
+        raise BadInput(f"{reference}: {name} is {describe_type(pair)}; it must be a pair (input, target)")
 
 
 def option_values(workload: Workload) -> tuple[tuple[str, str], ...]:

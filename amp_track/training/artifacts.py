@@ -13,7 +13,7 @@ from torch import Tensor
 from amp_track.config.job import JobFolder
 from amp_track.records.events import PLOTS, FileWritten
 from amp_track.training.amp.step import TrainStep
-from amp_track.training.amp.tensors import map_tensors, move
+from amp_track.training.amp.tensors import call, map_tensors, move
 from amp_track.training.checkpoint import writing
 from amp_track.workload import Workload
 
@@ -34,7 +34,7 @@ def write_artifacts(workload: Workload, step: TrainStep, folder: JobFolder) -> I
     @torch.inference_mode()
     def predict(input: Any) -> Any:
         with step.precision.autocast(step.device.type):
-            output = step.model(move(input, step.device))
+            output = call(step.model, move(input, step.device))
         return map_tensors(lambda tensor: tensor.float().cpu(), output)
 
     for name, plot in workload.plots(predict).items():

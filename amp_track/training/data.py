@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -16,9 +17,11 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
 
 from amp_track.config.job import ALONE, Job, Rank, steps_per_epoch, synthetic_samples, total_steps
+from amp_track.records.errors import InvalidReturnValue
 from amp_track.training.amp import random_state
-from amp_track.training.amp.tensors import map_tensors, tensors
-from amp_track.workload import Workload, example_batch
+from amp_track.training.amp.tensors import batch_length, map_tensors, tensors
+from amp_track.training.sample_sizes import SampleSizes, measure, size_of
+from amp_track.workload import Workload, has_own_collate_fn, is_pair
 
 
 class Part(NamedTuple):
@@ -58,6 +61,7 @@ class Batches:
     def __init__(self, job: Job, workload: Workload, rank: Rank = ALONE, *, pin_memory: bool = False) -> None:
         assert job.batch_size is not None
         self._job = job
+        self._workload = workload
         self._rank = rank
         self._batch_size = job.batch_size
         self._generator = torch.Generator().manual_seed(job.seed)
@@ -69,6 +73,12 @@ class Batches:
                 self._example = map_tensors(torch.Tensor.pin_memory, self._example)
         else:
             self._train_data, self._eval_data = workload.train_data(), workload.eval_data()
+        self._train_sizes = self._eval_sizes = None
+        if job.worst_batch and self._train_data is not None and self._eval_data is not None:
+            self._train_sizes = sizes_of_training_samples(workload, self._train_data)
+            self._eval_sizes = measure(self._eval_data) if has_own_collate_fn(workload) else None
+        self.size_ratio = self._train_sizes.ratio if self._train_sizes is not None else None
+        """The size of the worst batch relative to a mean one, if batches are made of the largest samples."""
         self.training_samples = length(self._train_data) if self._train_data is not None else synthetic_samples(job)
         self.steps_per_epoch = steps_per_epoch(job, self.training_samples)
         self.total_steps = total_steps(job, self.training_samples)
@@ -155,7 +165,31 @@ class Batches:
         drawn = (list(itertools.islice(order, size)) for size in sizes)
         # A rank without samples in a batch repeats one of it.
         indices = (batch[self._rank.index :: self._rank.count] or batch[:1] for batch in drawn)
-        return self._loaded(self._train_data, itertools.islice(indices, skip, None), self._generator, first_batch=skip)
+        chosen = self._with_largest(itertools.islice(indices, skip, None), self._train_sizes)
+        batches = self._loaded(self._train_data, chosen, self._generator, first_batch=skip)
+        has_worst_example = type(self._workload).worst_example is not Workload.worst_example
+        return self._with_worst_example(batches) if self._job.worst_batch and has_worst_example else batches
+
+    def _with_largest(self, batches: Iterable[list[int]], sizes: SampleSizes | None) -> Iterator[list[int]]:
+        """Yield the indices of the largest samples instead: in a longer run, for every second batch."""
+        for number, batch in enumerate(batches):
+            yield sizes.largest(len(batch)) if sizes is not None and self._is_worst(number) else batch
+
+    def _with_worst_example(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the workload's worst example in place of the batches of a running loader.
+
+        The loader takes memory too: without it, a max batch of 62 was found where 61 samples train.
+        """
+        for number, batch in enumerate(batches):
+            if self._is_worst(number) and (worst := self._workload.worst_example(batch_length(batch))) is not None:
+                self.size_ratio = size_of(worst) / size_of(batch)
+                batch = worst
+                del worst
+            yield batch
+            del batch
+
+    def _is_worst(self, batch_number: int) -> bool:
+        return self._job.probe or batch_number % 2 == 0
 
     def _first(self, size: int) -> Any:
         return map_tensors(lambda tensor: tensor[:size], self._example)
@@ -183,6 +217,7 @@ class Batches:
             most = 2 if self._job.probe else self.steps_per_epoch
             listed = list(batches)
             batches = listed if len(listed) <= most else [*listed[: most - 1], listed[-1]]
+        batches = self._with_largest(batches, self._eval_sizes)
         return self._loaded(self._eval_data, batches, torch.Generator().manual_seed(self._job.seed))
 
     def _loaded(
@@ -192,6 +227,7 @@ class Batches:
             data,
             batches,
             generator,
+            collate_fn=self._workload.collate_fn if has_own_collate_fn(self._workload) else None,
             workers=0 if self._job.probe else self._job.num_workers or 0,  # a probe takes few batches
             first_batch=first_batch,
             rank=self._rank.index,
@@ -205,16 +241,44 @@ def length(dataset: Dataset[Any]) -> int:
     return len(cast("Sized", dataset))
 
 
+def sizes_of_training_samples(workload: Workload, data: Dataset[Any]) -> SampleSizes | None:
+    """Return the sizes of a workload's training samples; None if they are all equal."""
+    if type(workload).sample_size is not Workload.sample_size:
+        return measure(data, workload.sample_size)  # type: ignore[arg-type]
+    return measure(data) if has_own_collate_fn(workload) else None
+
+
+def example_batch(workload: Workload, size: int) -> tuple[Any, Any]:
+    """Return the workload's example batch: the one that takes the most memory, unless it has another.
+
+    Raises InvalidReturnValue if it is not a pair.
+    """
+    batch: object = None
+    if type(workload).example is Workload.example:
+        batch = workload.worst_example(size)
+        data = workload.train_data() if batch is None else None
+        if data is not None and (sizes := sizes_of_training_samples(workload, data)) is not None:
+            largest = sizes.largest(min(size, length(data), 64))
+            batch = workload.collate_fn([data[largest[number % len(largest)]] for number in range(size)])
+    batch = batch if batch is not None else workload.example(size)
+    if not is_pair(batch):
+        raise InvalidReturnValue.of_type("example()", batch, "a pair (input, target)")
+    return batch[0], batch[1]
+
+
 def digest(dataset: Dataset[Any]) -> str:
     """Return the first eight hexadecimal digits of a SHA-256 of a dataset's length and about 32 of its samples.
 
-    Random generators are seeded first, so that random augmentation is the same each time.
+    Tensors, numbers and texts count. Random generators are seeded first, so that random augmentation is the same each
+    time.
     """
     random_state.seed(0)
     count = length(dataset)
     content = hashlib.sha256(str(count).encode())
     for index in range(0, count, max(1, count // 32)):
-        for tensor in tensors(dataset[index]):
+        sample = dataset[index]
+        content.update(json.dumps(sample, default=lambda _: None, skipkeys=True).encode())
+        for tensor in tensors(sample):
             content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return content.hexdigest()[:8]
 
@@ -224,6 +288,7 @@ def load(
     batches: Iterable[list[int]],
     generator: torch.Generator,
     *,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
     workers: int = 0,
     first_batch: int = 0,
     rank: int = 0,
@@ -241,13 +306,14 @@ def load(
         dataset: map-style.
         batches: the indices of each batch.
         generator: seeds the augmentation. A new DataLoader draws one number from it, and not from the training's.
+        collate_fn: makes a batch of samples. Default: torch's.
         workers: the number of loader processes; 0 loads in this process.
         first_batch: the number of the first batch within its epoch.
         rank: the index of this rank among `ranks`: each rank augments differently.
         ranks: the number of ranks.
         pin_memory: use pinned memory, so that the host does not wait for the copy.
     """
-    if isinstance(dataset, TensorDataset):
+    if isinstance(dataset, TensorDataset) and collate_fn is None:
         return iter(DataLoader(dataset, sampler=batches, batch_size=None, generator=generator, pin_memory=pin_memory))
     seed = int(torch.randint(2**48, (), generator=generator))
     numbered = ([seed + number * ranks + rank, *indices] for number, indices in enumerate(batches, start=first_batch))
@@ -255,6 +321,7 @@ def load(
         DataLoader(
             _SeededByBatch(dataset),
             batch_sampler=numbered,
+            collate_fn=collate_fn,
             generator=generator,
             num_workers=workers,
             # torch's default on Linux. A job's default is the fork server, which has not imported the workload.

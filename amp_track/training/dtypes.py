@@ -24,10 +24,11 @@ from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
 from amp_track.records.result import MODEL
 from amp_track.training.amp import random_state
 from amp_track.training.amp.precision import float32_precision
-from amp_track.training.amp.tensors import check_loss, move
+from amp_track.training.amp.tensors import call, check_loss, move
+from amp_track.training.data import example_batch
 from amp_track.training.devices.base import Device
 from amp_track.training.layers import LayerWatch, running_node_number
-from amp_track.workload import Workload, example_batch, new_model
+from amp_track.workload import Workload, new_model
 
 _COPIES = {"_to_copy", "copy_"}
 """Operations that are casts if they change the dtype; otherwise they move a tensor or reorder its memory."""
@@ -71,7 +72,7 @@ class DtypesWatch:
         with float32_precision(precision), layers.watching(), recorder:
             with precision.autocast(device.kind):
                 self.phase = recorder.in_pass
-                output = model(input)
+                output = call(model, input)
                 self.phase = recorder.in_pass = "loss"
                 layers.outside_of_layers(LOSS)
                 loss = check_loss(workload.loss(output, target))

@@ -39,7 +39,7 @@ class SampleSizes:
 
         If only a part was measured, the same fraction of that part is repeated.
         """
-        known = max(math.ceil(count * len(self.order) / self.samples), 1)
+        known = min(math.ceil(count * len(self.order) / self.samples), len(self.order))
         return [self.order[index % known] for index in range(count)]
 
 

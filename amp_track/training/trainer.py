@@ -132,6 +132,7 @@ class Trainer:
             eval_peak_allocated_bytes=self._eval_peak_allocated_bytes or None,
             waited_seconds=self._input_wait.seconds if not job.probe else None,  # it waits for every batch
             allocation_retries=device.allocation_retries(),
+            size_ratio=batches.size_ratio,
             eval_samples_per_second=self._evaluation_clock.samples_per_second,
             **self._accumulator.measured(),
             **measured,

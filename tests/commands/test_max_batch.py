@@ -51,6 +51,57 @@ def note_of(result: Any) -> str:
     return note
 
 
+class TestSamplesOfDifferentSize:
+    """The worst batch is made of the largest samples, a typical one is drawn at random."""
+
+    def test_both_max_batches_are_proven_and_the_one_of_the_worst_batch_is_recommended(self) -> None:
+        runner = SimulatedRunner(size_ratio=1.5)
+        found = max_batch(asked("fp32", "bf16"), runner=runner)
+        for precision, fitted in found.precisions.items():
+            of_one = runner.bytes_per_sample[precision]
+            worst, typical = (int((BUDGET - runner.fixed_bytes) / (ratio * of_one)) for ratio in (1.5, 1.0))
+            assert (fitted.max_batch.batch_size, fitted.max_batch.first_failing_batch) == (worst, worst + 1)
+            assert fitted.typical_max_batch is not None
+            proof = fitted.typical_max_batch.batch_size, fitted.typical_max_batch.first_failing_batch
+            assert proof == (typical, typical + 1)
+            assert fitted.size_ratio == 1.5
+            assert {"max_batch": worst, "typical_max_batch": typical}.items() <= fitted.as_json().items()
+        assert found.recommended is not None
+        assert found.recommended.batch_size <= found.max_batch[found.recommended.precision]
+        confirmed = [job for job in runner.jobs if not job.probe]
+        assert [job.worst_batch for job in confirmed] == [True, True]
+
+    def test_a_study_resumes_within_the_search_for_the_typical_max_batch(self) -> None:
+        whole = SimulatedRunner(size_ratio=1.5)
+        expected = max_batch(asked(study="whole"), runner=whole).max_batch
+        last = len(whole.jobs) - 2
+
+        def interrupt(job: Job) -> None:
+            if len(runner.jobs) > last:
+                raise KeyboardInterrupt
+
+        runner = SimulatedRunner(size_ratio=1.5, fails=interrupt)  # type: ignore[arg-type]
+        with pytest.raises(KeyboardInterrupt):
+            max_batch(asked(), runner=runner)
+        after = SimulatedRunner(size_ratio=1.5)
+        found = max_batch(asked(), runner=after)
+        assert found.max_batch == expected
+        assert found.precisions["fp32"].typical_max_batch is not None
+        assert len(after.jobs) == 2
+
+    def test_without_a_batch_that_fails_there_is_nothing_more_to_find(self) -> None:
+        runner = SimulatedRunner(size_ratio=1.5, samples=20)
+        fitted = max_batch(asked(), runner=runner).precisions["fp32"]
+        assert fitted.max_batch == fitted.typical_max_batch
+        assert all(job.worst_batch for job in runner.jobs)
+
+    def test_samples_of_one_size_have_one_max_batch(self) -> None:
+        runner = SimulatedRunner()
+        fitted = max_batch(asked(), runner=runner).precisions["fp32"]
+        assert fitted.typical_max_batch is fitted.size_ratio is None
+        assert all(job.worst_batch for job in runner.jobs)
+
+
 class TestMaxBatches:
     @pytest.mark.parametrize(("precisions", "is_said"), [(None, True), (("fp32",), False)])
     def test_a_skipped_precision_is_printed_unless_others_were_requested(

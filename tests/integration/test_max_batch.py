@@ -50,6 +50,24 @@ def test_the_max_batch_trains_and_one_more_does_not(precision: str, budget_mib: 
     )
 
 
+@pytest.mark.nightly
+def test_samples_of_different_size_train_in_any_order_at_the_max_batch() -> None:
+    job = Job(
+        workload=str(WORKLOADS / "texts.py"),
+        memory_budget_bytes=64 * MEBIBYTE,
+        options=(("samples", "1000"),),
+        epochs=2,
+    )
+    fitted = max_batch(request(job, precisions=("fp32",))).precisions["fp32"]
+    largest, drawn = fitted.max_batch.batch_size, fitted.typical_max_batch
+    assert drawn is not None
+    assert drawn.first_failing_batch is not None
+    for seed in range(1, 4):
+        other_order = dataclasses.replace(job, seed=seed)
+        assert bytes_taken(other_order, "fp32", largest) is not None
+        assert bytes_taken(other_order, "fp32", drawn.first_failing_batch + largest // 4) is None
+
+
 def bytes_taken(job: Job, precision: str, batch_size: int) -> int | None:
     """The memory that a training takes; None if it does not fit."""
     job = dataclasses.replace(job, precision=precision, batch_size=batch_size)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_track.config.precisions import Precision
-from amp_track.training.amp.tensors import batch_length, check_loss, move, sum_dtype, sum_of_scores
+from amp_track.training.amp.tensors import batch_length, call, check_loss, move, sum_dtype, sum_of_scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class EvalStep:
         input = move(input, self._device, channels_last=self._channels_last)
         target = move(target, self._device, channels_last=self._channels_last)
         with self._precision.autocast(self._device.type):
-            output = self._model(input)
+            output = call(self._model, input)
             loss = check_loss(self._loss(output, target))
         count = batch_length(input)
         score_sum = sum_of_scores(self._score(output, target), count)

@@ -26,7 +26,7 @@ from amp_track.training.amp.diagnosis import GradientDiagnosis
 from amp_track.training.amp.learning_rate import LearningRates, Schedule, check_schedule
 from amp_track.training.amp.momentum import check_dampening, keep_momentum_written
 from amp_track.training.amp.scale_history import ScalarLog, ScaleHistory, skips_on_device
-from amp_track.training.amp.tensors import batch_length, check_loss, move, sum_dtype, sum_of_scores
+from amp_track.training.amp.tensors import batch_length, call, check_loss, move, sum_dtype, sum_of_scores
 
 CAPACITY = 1024
 """Number of batches whose losses fit in the buffer on the device. When it is full, they are fetched without a read."""
@@ -199,8 +199,9 @@ class TrainStep:
         `read` fetches the same tensor later: do not change it in place.
 
         Args:
-            input: the model's input: a tensor, or tuples, lists and mappings of tensors, first dimension N. It is moved
-                to the device asynchronously; the host does not wait for copies from pinned memory.
+            input: the model's input: a tensor, or tuples, lists and mappings of tensors, first dimension N. A mapping
+                whose names are all parameters of the model's `forward` is passed as keyword arguments. It is moved to
+                the device asynchronously; the host does not wait for copies from pinned memory.
             target: the loss's target, first dimension N.
             share: this batch's fraction of the samples of its optimizer step, if several batches make one step, times
                 the number of ranks. With 0 its samples do not count.
@@ -285,7 +286,7 @@ class TrainStep:
         input = move(input, self.device, channels_last=self._channels_last)
         target = move(target, self.device, channels_last=self._channels_last)
         with self.precision.autocast(self.device.type):
-            output = self.forward(input) if self._parallel is None else self._parallel(input)
+            output = call(self._parallel or self.forward, input)
             loss = check_loss(self._loss(output, target))
         if self._score is not None:
             with torch.no_grad():

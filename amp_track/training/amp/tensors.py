@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from amp_track.records.errors import InvalidReturnValue
 
@@ -54,6 +57,32 @@ def tensors(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, list | tuple):
         for value in batch:
             yield from tensors(value)
+
+
+def call(model: nn.Module, input: Any) -> Any:
+    """Return the model's output. A mapping whose names are all parameters of `forward` is passed as keywords."""
+    if isinstance(input, Mapping) and _takes(_base(model), input):
+        return model(**input)
+    return model(input)
+
+
+def _base(model: nn.Module) -> nn.Module:
+    """Return the model within DistributedDataParallel and `torch.compile`, whose `forward` takes any arguments."""
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    return getattr(model, "_orig_mod", model)
+
+
+def _takes(model: nn.Module, names: Iterable[Any]) -> bool:
+    parameters = _parameters_of(type(model).forward)
+    return all(name in parameters for name in names)
+
+
+@functools.cache
+def _parameters_of(forward: Callable[..., Any]) -> frozenset[str]:
+    positional_only = inspect.Parameter.POSITIONAL_ONLY
+    _, *parameters = inspect.signature(forward).parameters.values()  # the first one is self
+    return frozenset(each.name for each in parameters if each.kind is not positional_only)
 
 
 def check_loss(loss: Any) -> Tensor:
