@@ -19,6 +19,8 @@ from amp_track.training.amp import random_state
 
 MEASURED_SAMPLES = 2_000
 """The most samples that are loaded to measure them. Of a larger data set, it is a random part."""
+_FEW_SAMPLES = 64
+"""If so many random samples have one size, all do: loading more may take long, as for images."""
 _MEASURED_BY_INDEX = 1_000_000
 """The most samples whose size is computed without loading them."""
 
@@ -52,9 +54,12 @@ def measure(dataset: Any, size: Callable[[int], float] | None = None) -> SampleS
     """
     samples = len(cast("Sized", dataset))
     most = MEASURED_SAMPLES if size is None else _MEASURED_BY_INDEX
-    indices = range(samples) if samples <= most else random.Random(0).sample(range(samples), most)
+    sizes: dict[int, float] = {}
     with random_state.seeded(0):
-        sizes = {index: size(index) if size is not None else size_of(dataset[index]) for index in indices}
+        for index in random.sample(range(samples), min(samples, most)):
+            sizes[index] = size(index) if size is not None else size_of(dataset[index])
+            if len(sizes) == _FEW_SAMPLES and len(set(sizes.values())) == 1 and size is None:
+                return None
     largest = max(sizes.values(), default=0)
     if not sizes or largest == min(sizes.values()):
         return None

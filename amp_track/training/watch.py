@@ -2,11 +2,12 @@
 
 A probe is a shortened epoch, as in `amp_track.training.trainer`: two full batches, the epoch's own last batch, an
 evaluation of two batches and its own last one, then full batches again. Three full steps alone are not enough: four of
-five max batches found with them ran out of memory later, three at the epoch's smaller last batch.
+five max batches found with them ran out of memory later, three at the epoch's smaller last batch. If samples differ in
+size, the batches of a probe consist of the largest ones, and so does every second batch of a longer run.
 
-Uses private names of torch: `Optimizer.__init__`, and `_next_index`, `_sampler_iter`, `_index_sampler`, `_dataset_kind`
-and `_dataset` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames them, `install` raises
-AttributeError at the first probe.
+Uses private names of torch: `Optimizer.__init__`, and `_next_index`, `_sampler_iter`, `_index_sampler`,
+`_dataset_kind`, `_dataset` and `_collate_fn` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames
+them, `install` raises AttributeError at the first probe.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from typing import Any, NoReturn
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import optimizer as torch_optimizer
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import DataLoader, dataloader, default_collate
 
 from amp_track.config.job import Job, loads_in_its_own_process
 from amp_track.records.errors import BadInput
 from amp_track.records.events import Event, Started, StepsDone
 from amp_track.records.result import JobResult, JobStatus
+from amp_track.training import sample_sizes
 from amp_track.training.devices import oom
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.cpu import peak_resident_bytes
+from amp_track.training.sample_sizes import SampleSizes
 
 _PROBE_STEPS = 5
 """Two full steps, the smaller last one of the epoch, and two after the evaluation: fragmentation grows over the first
@@ -93,6 +96,9 @@ class TrainingWatch:
         self._has_shortened_epoch = False
         self._largest_draw = 0
         self._dataset_samples = 0
+        self._sizes: dict[tuple[int, int], SampleSizes | None] = {}
+        """The sizes of each data set's samples, if they differ."""
+        self._size_ratio: float | None = None
         self.phase = "data"
 
     def install(self) -> None:
@@ -263,7 +269,24 @@ class TrainingWatch:
         if isinstance(index, list):
             self._last_draw = len(index), len(iterator._dataset)
             self._samples_since_step += len(index)
+            if self._job.worst_batch and (self._job.probe or count % 2):
+                index = self._largest(iterator, index)
         return index
+
+    def _largest(self, iterator: Any, index: list[Any]) -> list[Any]:
+        """Return as many indices of the largest samples, if they differ in size."""
+        dataset = iterator._dataset
+        if iterator._collate_fn is default_collate:  # it makes batches of samples of one size only
+            return index
+        key = id(dataset), len(dataset)  # an id may be used again
+        if key not in self._sizes:
+            self._sizes[key] = sample_sizes.measure(dataset)
+        sizes = self._sizes[key]
+        if sizes is None:
+            return index
+        if torch.is_grad_enabled():
+            self._size_ratio = sizes.ratio
+        return sizes.largest(len(index))
 
     def _finish(self) -> NoReturn:
         """Send the result and end the process: no callback, checkpoint or tracker of the training runs any more."""
@@ -281,6 +304,7 @@ class TrainingWatch:
         peak = self._device.peak() if self.has_begun else None
         return {
             "steps": self.steps,
+            "size_ratio": self._size_ratio,
             "wall_seconds": time.perf_counter() - self._started,
             "train_seconds": self._ends[-1] - self._started,
             "train_peak_allocated_bytes": peak.allocated_bytes if peak is not None else None,

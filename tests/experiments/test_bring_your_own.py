@@ -28,6 +28,7 @@ def probe(runner: JobRunner, reference: str, options: dict[str, str], **settings
     [
         ("plain_loop:train_steps", {"width": "8"}, 2000),
         ("gan:train", {}, 10**6),
+        ("variable_length:train", {}, 2000),
         ("timm_model:train_steps", {"model": "resnet18", "image_size": "32", "classes": "10"}, 10**5),
         ("amp_track.integrations.lightning:fit", LIGHTNING, 2000),
         ("amp_track.integrations.transformers:train", TRANSFORMERS, 3000),
@@ -48,6 +49,25 @@ def test_an_example_fits_and_a_huge_batch_does_not(
     assert job_result.steps >= 3
     small = {"batch_size": most, "memory_budget_bytes": 128 * MEBIBYTE}
     assert runner.run(probe(runner, reference, options, precision=precision, **small)).status is JobStatus.OOM
+
+
+@pytest.mark.nightly
+def test_the_max_batch_of_texts_holds_in_any_order(runner: JobRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found with the largest samples; batches as drawn fit more, and run out of memory later."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.chdir(EXAMPLES)
+    options, budget = {"samples": "1000"}, {"memory_budget_bytes": 64 * MEBIBYTE}
+
+    def fits(batch_size: int, **settings: object) -> bool:
+        job = probe(runner, "variable_length:train", options, batch_size=batch_size, **budget, **settings)
+        return runner.run(job).fits
+
+    worst, drawn = (
+        next(size for size in range(80, 40, -1) if fits(size, worst_batch=worst_batch)) for worst_batch in (True, False)
+    )
+    assert worst < drawn
+    assert all(fits(worst, probe=False) for _ in range(3))
+    assert not any(fits(drawn + 5, probe=False) for _ in range(3))
 
 
 @pytest.mark.nightly

@@ -158,3 +158,40 @@ def test_the_max_batch_of_a_function_is_found_and_called(function_job: FunctionJ
 def test_a_function_that_ignores_its_batch_size_is_rejected(runner: JobRunner, function_job: FunctionJob) -> None:
     with pytest.raises(BadInput, match="gives batches of 4 for batch_size=8"):
         runner.run(function_job("half_batches"))
+
+
+def lengths_of(file: Path) -> list[tuple[int, int, int]]:
+    """Return the samples, the padded length, and the letters of each batch."""
+    rows = [tuple(map(int, line.split())) for line in file.read_text().splitlines()]
+    return [(samples, longest, letters) for samples, longest, letters in rows]
+
+
+def test_a_probe_trains_on_the_largest_samples(runner: JobRunner, function_job: FunctionJob, tmp_path: Path) -> None:
+    file = tmp_path / "batches"
+    options = ("samples", "90"), ("log", str(file))
+    job_result = runner.run(function_job("texts", batch_size=8, worst_batch=True, options=options))
+    assert job_result.status is JobStatus.FITS, job_result
+    batches = lengths_of(file)
+    assert {longest for _, longest, _ in batches} == {40}
+    assert {letters for samples, _, letters in batches if samples == 8} == {40 + 7 * 11}
+    assert 2 in {samples for samples, _, _ in batches}, "the epoch's last batch"
+    assert job_result.size_ratio is not None
+    assert 3 < job_result.size_ratio < 6
+
+
+def test_a_longer_run_alternates_the_largest_samples_with_drawn_ones(
+    runner: JobRunner, function_job: FunctionJob, tmp_path: Path
+) -> None:
+    found = {}
+    for worst_batch in (True, False):
+        file = tmp_path / str(worst_batch)
+        options = ("samples", "90"), ("count", "1"), ("log", str(file))
+        runner.run(function_job("texts", probe=False, worst_batch=worst_batch, options=options))
+        found[worst_batch] = lengths_of(file)
+    assert found[True][1::2] == found[False][1::2], "the order of the training is the same"
+    assert {longest for _, longest, _ in found[True][::2]} == {40}
+    assert sum(longest == 40 for _, longest, _ in found[False]) == 1
+
+
+def test_samples_of_one_size_are_trained_as_they_are_drawn(runner: JobRunner, function_job: FunctionJob) -> None:
+    assert runner.run(function_job("epochs", worst_batch=True)).size_ratio is None

@@ -145,3 +145,31 @@ def with_defaults(batch_size, loss=nn.functional.cross_entropy, width=4, rate: f
     while True:
         training.step(images(batch_size))
         yield
+
+
+class Texts:
+    """Texts of 4 to 40 letters; sample 0 is the longest."""
+
+    def __init__(self, samples: int) -> None:
+        self.lengths = [40, *(4 + index % 8 for index in range(samples - 1))]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> list[int]:
+        return [1] * self.lengths[index]
+
+
+def padded(batch: list[list[int]]) -> Tensor:
+    longest = max(map(len, batch))
+    return torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in batch])
+
+
+def texts(batch_size: int, precision: str, samples: int = 200, count: int = 2, log: str = "") -> None:
+    """A plain loop over padded texts, which writes the length of each batch to a file."""
+    training, data = Training(), Texts(samples)
+    for _ in range(count):
+        for ids in DataLoader(data, batch_size=batch_size, shuffle=True, collate_fn=padded):  # type: ignore[arg-type]
+            with open(log or os.devnull, "a") as file:
+                file.write(f"{len(ids)} {ids.shape[1]} {int((ids > 0).sum())}\n")
+            training.step(torch.randn(len(ids), 3, 32, 32))
