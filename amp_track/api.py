@@ -52,6 +52,7 @@ class Settings(TypedDict, total=False):
     device: str | None
     effective_batch_size: int | None
     epochs: int | None
+    eval_batch_size: int | Literal["auto", "same"] | None
     experiment: str | None
     gpu: Names | None
     grad_accum: int | None

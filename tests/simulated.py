@@ -58,6 +58,7 @@ class SimulatedRunner:
     fails: Callable[[Job], JobResult | None] = lambda job: None
     metric: Callable[[Job], float | None] = lambda job: METRIC[job.precision]
     probe_seconds: float = 1.0
+    eval_bytes_per_sample: int = 0
     size_ratio: float | None = None
     """The size of the largest samples, of which the worst batch consists, relative to the mean."""
     epochs: int = 2
@@ -146,7 +147,11 @@ class SimulatedRunner:
         assert job.batch_size is not None
         longer = 0 if job.probe else self.longer_bytes
         ratio = self.size_ratio if self.size_ratio is not None and job.worst_batch else 1.0
-        return self.fixed_bytes + longer + int(ratio * self.bytes_per_sample[job.precision] * job.batch_size)
+        of_batch = int(ratio * self.bytes_per_sample[job.precision] * job.batch_size)
+        return self.fixed_bytes + longer + max(of_batch, self._of_evaluation(job))
+
+    def _of_evaluation(self, job: Job) -> int:
+        return self.eval_bytes_per_sample * min(job.samples_per_evaluation_batch or 0, self.samples // 10)
 
     def _trained(self, job: Job, needed: int, on_event: Callable[[Event], None]) -> JobResult:
         per_epoch = steps_per_epoch(job, self.samples)
@@ -166,7 +171,11 @@ class SimulatedRunner:
             eval_samples_per_second=2 * SPEED[job.precision] if evaluates else None,
             train_peak_allocated_bytes=needed,
             peak_bytes=needed,
-            eval_peak_allocated_bytes=needed // 2 if evaluates else None,
+            eval_peak_allocated_bytes=(
+                self.fixed_bytes + self._of_evaluation(job) if self.eval_bytes_per_sample else needed // 2
+            )
+            if evaluates
+            else None,
             train_loss=0.5,
             eval_loss=0.5,
             metric=None if job.probe else self.metric(job),

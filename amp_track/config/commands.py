@@ -118,6 +118,8 @@ def request_of(
             given[batch_size] = None
             fixed["find_batch_size"] = True
     if command == "compare":
+        if given.get(flag_named(flags, "--eval-batch-size").parameter) == "auto":
+            raise BadInput("--eval-batch-size: got auto, expected a whole number of 1 or more, or same.")
         fixed["compare_options"] = build(CompareOptions, flags, given)
     job: dict[str, Any] = {"command": tuple(words)} | ({} if workload is None else {"workload": workload})
     if command == "plan":

@@ -12,6 +12,7 @@ import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from amp_track.config import precisions, values
 from amp_track.config.cli_params import Affects, Panel, setting, switch
@@ -36,6 +37,11 @@ class Job:
         None, values.positive_integer, "Samples per batch. auto finds the max batch first and trains at it.",
         expected="a whole number of 1 or more, or auto", metavar="N|auto", shown_default="the workload's",
         affects=Affects.TRIAL
+    )
+    eval_batch_size: int | Literal["auto"] | None = setting(
+        None, values.eval_batch_size,
+        "Samples per batch of an evaluation. auto finds the max batch of the evaluation too.",
+        shown_default="same as the training's", affects=Affects.MAX_BATCH, panel=Panel.TRAINING
     )
     epochs: int | None = setting(
         None, values.positive_integer, "Passes over the training data.", shown_default="the workload's",
@@ -132,6 +138,11 @@ class Job:
             raise ValueError(
                 f"--epochs: got {self.epochs} together with --steps {self.steps}, expected only one of them."
             )
+
+    @property
+    def samples_per_evaluation_batch(self) -> int | None:
+        """The samples per batch of an evaluation: the training's, unless it has another number."""
+        return self.eval_batch_size if isinstance(self.eval_batch_size, int) else self.batch_size
 
     def params(self) -> dict[str, str]:
         """Return every field by name, as text, for MLflow; unset fields are "None". Only a command has its words."""

@@ -119,6 +119,12 @@ def confirm_steps(text: str) -> int | Literal["epoch"]:
     return "epoch" if text.strip() == "epoch" else natural_number(text)
 
 
+@kind("a whole number of 1 or more, auto, or same", "N|auto|same")
+def eval_batch_size(text: str) -> int | Literal["auto"] | None:
+    text = text.strip()
+    return None if text == "same" else "auto" if text == "auto" else positive_integer(text)
+
+
 @kind("a number above 0", "NUMBER")
 def positive_number(text: str) -> float:
     number = float(text)

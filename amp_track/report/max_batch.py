@@ -44,6 +44,8 @@ def max_batch_table(result: MaxBatchResult) -> Table:
         columns[2:2] = numbers(f"max multiple\nof {result.multiple_of}")
     if any(fitted.typical_max_batch for fitted in result.precisions.values()):
         columns += numbers("max batch,\nas drawn")
+    if any(fitted.eval_max_batch for fitted in result.precisions.values()):
+        columns += numbers("max batch,\nevaluation")
     if result.effective_batch_size is not None:
         columns += numbers(f"effective\nbatch {result.effective_batch_size}")
     rows = [_row(result, name) for name in result.precisions]
@@ -68,6 +70,8 @@ def _row(result: MaxBatchResult, name: str) -> Row:
         cells.insert(2, str(fitted.max_multiple or UNKNOWN))
     if any(each.typical_max_batch for each in result.precisions.values()):
         cells.append(str(fitted.typical_max_batch.batch_size) if fitted.typical_max_batch else UNKNOWN)
+    if any(each.eval_max_batch for each in result.precisions.values()):
+        cells.append(str(fitted.eval_max_batch.batch_size) if fitted.eval_max_batch else UNKNOWN)
     if result.effective_batch_size is not None:
         parts = result.accumulation(name)
         cells.append(tied(f"{parts[0]} × {parts[1]}") if parts else "no divisor fits")

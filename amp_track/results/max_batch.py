@@ -48,6 +48,8 @@ class PrecisionResult:
     """The size of the largest sample relative to the mean; None if samples do not differ in size."""
     typical_max_batch: MaxBatch | None = None
     """The max batch of batches as they are drawn, if samples differ in size: `max_batch` is that of the largest."""
+    eval_max_batch: MaxBatch | None = None
+    """The max batch of an evaluation after training at the max batch, if it was to be found."""
     bytes_needed: int | None = None
     """The memory that one sample needs, if not even one fits."""
     plan_error: float | None = None
@@ -102,6 +104,7 @@ class PrecisionResult:
             "epoch_steps": self.epoch_steps,
             "max_multiple": self.max_multiple,
             "typical_max_batch": self.typical_max_batch.batch_size if self.typical_max_batch else None,
+            "eval_max_batch": self.eval_max_batch.batch_size if self.eval_max_batch else None,
             "size_ratio": self.size_ratio,
             "efficient_batch": efficient[0] if efficient else None,
             "peak_bytes": self.peak_bytes,
@@ -161,6 +164,11 @@ class MaxBatchResult(Shown):
         from amp_track.results.recommendation import recommend  # which imports this module
 
         return recommend(self)
+
+    def eval_batch_size(self, *precisions: str) -> int | None:
+        """Return the batch of an evaluation that fits at each of these precisions; None without `auto`."""
+        known = [self.precisions[name].eval_max_batch for name in precisions]
+        return min((each.batch_size for each in known if each is not None), default=None)
 
     def accumulation(self, precision: str) -> tuple[int, int] | None:
         """Return the batch per process and the number of batches to accumulate for the effective batch.

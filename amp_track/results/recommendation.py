@@ -124,6 +124,8 @@ def _recommended(
 ) -> Recommendation:
     precision, of_fp32 = changes["precision"], fitted.max_batch.get(REFERENCE)
     is_reference, max_batch = precision == REFERENCE, fitted.max_batch[precision]
+    if fitted.asked.eval_batch_size == "auto":
+        changes["eval_batch_size"] = fitted.eval_batch_size(precision)
     return Recommendation(
         job=dataclasses.replace(fitted.asked, **changes),
         target_recipe=fitted.target_recipe,

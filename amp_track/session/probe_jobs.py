@@ -53,6 +53,7 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
         headroom_bytes=headroom_bytes,
         first_batch=session.inspection.batch_size,
         multiple_of=options.multiple_of,
+        most_evaluated=_most_evaluated(session, limit),
         confirm=options.confirm_steps != 0,
         whole_probes=_probes_are_whole(session),
         forecasts=Plans(session, budget_bytes=budget_bytes, max_batch_size=limit.batch_size)
@@ -60,6 +61,14 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
         else NoForecasts(),
         beyond=0 if session.inspection.hardware.kind == "cpu" else _BEYOND,
     )
+
+
+def _most_evaluated(session: Session, limit: Limit) -> Limit | None:
+    """Return the largest batch of an evaluation to probe; None if it has the training's or is given."""
+    samples = math.ceil(session.inspection.evaluation_samples / session.job.nproc)
+    if session.job.eval_batch_size != "auto" or session.job.synthetic or not samples:
+        return None
+    return min(limit, Limit(samples, "dataset"), key=lambda each: each.batch_size)
 
 
 def _probes_are_whole(session: Session) -> bool:
@@ -100,11 +109,13 @@ def job_of(session: Session, proposal: Proposal, budget_bytes: int | None, probe
     effective, steps = session.request.max_batch_options.effective_batch_size, session.job.steps
     if steps is not None and effective is not None:  # as many samples as the requested job
         steps = max(round(steps * effective / (proposal.batch_size * session.job.nproc * _ACCUMULATED_BATCHES)), 1)
+    is_evaluation = proposal.kind == "eval"
     job = dataclasses.replace(
         session.job,
         steps=steps,
         precision=proposal.precision,
-        batch_size=proposal.batch_size,
+        batch_size=proposal.training_batch_size if is_evaluation else proposal.batch_size,
+        eval_batch_size=proposal.batch_size if is_evaluation else session.job.eval_batch_size,
         memory_budget_bytes=budget_bytes,
         grad_accum=accumulation_of(session),
         probe=proposal.kind != "confirm",
@@ -222,14 +233,15 @@ def _pace(session: Session, job: Job, probes: Sequence[JobResult]) -> _Pace | No
         return None
     assert job.batch_size is not None
     at_once = job.batch_size * job.nproc
-    eval_batches = math.ceil((0 if job.synthetic else session.inspection.evaluation_samples) / at_once)
+    evaluated = (job.samples_per_evaluation_batch or 1) * job.nproc
+    eval_batches = math.ceil((0 if job.synthetic else session.inspection.evaluation_samples) / evaluated)
     computing, loading = at_once / nearest.samples_per_second, nearest.load_seconds or 0.0
     # The throughput of a probe excludes data loading.
     batch_seconds = max(computing, loading / job.num_workers) if job.num_workers else computing + loading
     if nearest.eval_samples_per_second:
-        eval_batch_seconds = at_once / nearest.eval_samples_per_second
+        eval_batch_seconds = evaluated / nearest.eval_samples_per_second
     else:  # the probe had no evaluation: a training batch takes at least as long as an evaluation batch
-        eval_batch_seconds = batch_seconds if eval_batches else 0.0
+        eval_batch_seconds = batch_seconds * evaluated / at_once if eval_batches else 0.0
     return _Pace(
         step_seconds=job.grad_accum * batch_seconds, eval_batch_seconds=eval_batch_seconds, eval_batches=eval_batches
     )

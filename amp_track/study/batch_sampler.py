@@ -28,7 +28,7 @@ from amp_track.workers import interrupts, liveness
 _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
 _SHORT = ("probe", "multiple", "repeat")
-TYPICAL = "typical"
+TYPICAL, EVAL = "typical", "eval"
 _TYPICALLY_MORE = 9 / 8
 """By this factor, batches as drawn may be larger than those of the largest samples: most have a very large one too."""
 _RUNS_AT_THE_MAX_BATCH = 3
@@ -41,8 +41,8 @@ class Proposal:
 
     `kind` is one of: `probe`; `multiple`, a probe of the largest multiple up to the max batch; `beyond`, a probe above
     the first failing batch; `confirm`, the confirmation run; `repeat`, another probe of a confirmed max batch;
-    `typical`, a probe with batches as they are drawn, where all others have the largest samples. All but `probe`
-    include the end of an epoch.
+    `typical`, a probe with batches as they are drawn, where all others have the largest samples; `eval`, a probe at the
+    max batch whose evaluation has batches of `batch_size`. All but `probe` include the end of an epoch.
     """
 
     precision: str
@@ -53,6 +53,8 @@ class Proposal:
     should_fit: bool = True
     is_planned: bool = False
     """Whether a memory plan chose it, before the first measurement."""
+    training_batch_size: int = 0
+    """The batch of the training before an evaluation whose batch is probed."""
 
 
 _PROPOSAL = TypeAdapter(Proposal)
@@ -108,6 +110,8 @@ class Goal:
     """The workload's batch size."""
     multiple_of: int
     """The largest multiple of this up to the max batch is probed, too."""
+    most_evaluated: Limit | None = None
+    """The largest batch of an evaluation to probe, if its max batch is to be found."""
     confirm: bool
     """Whether a confirmation run follows at each max batch."""
     whole_probes: bool = True
@@ -149,10 +153,16 @@ class BatchSampler(optuna.samplers.BaseSampler):
             if trial.state is TrialState.RUNNING and (claim := _claim_of(trial)) is not None:
                 running[claim.precision].append(claim)
         jobs = done_jobs(trials)
-        done, typical = by_precision(jobs), by_precision(jobs, typical=True)
+        done, others = by_precision(jobs), {kind: by_precision(jobs, kind) for kind in (TYPICAL, EVAL)}
 
         def next_of(precision: str, running: Sequence[Proposal]) -> Proposal | None:
-            return self._next_of(done, precision, running) or self._next_typical(done, typical, precision, running)
+            if (proposal := self._next_of(done, precision, running)) is not None:
+                return proposal
+            for kind, search in ((TYPICAL, self.typical_max_batch), (EVAL, self.eval_max_batch)):
+                step = search(done, others[kind], precision, running)
+                if isinstance(step, Next):
+                    return self._secondary(kind, step, done, precision)
+            return None
 
         proposals = [job for name in self.goal.precisions if (job := next_of(name, [])) is not None]
         if not proposals:
@@ -218,23 +228,46 @@ class BatchSampler(optuna.samplers.BaseSampler):
         probes = _probes(typical[precision], (TYPICAL,)) + _as_predicted(running, (TYPICAL,))
         if not probes:
             slightly_more = math.ceil(proven.batch_size * _TYPICALLY_MORE)
-            return Next(min(slightly_more, goal.limit.batch_size), "batches as they are drawn", should_fit=False)
+            return Next(min(slightly_more, goal.limit.batch_size), "slightly above the max batch", should_fit=False)
         if not any(probe.fits for probe in probes):
             probes.append(Probe(proven.batch_size, JobStatus.FITS))
         hint = Hint(proven.batch_size, fixed_bytes=line.fixed_bytes if line is not None else None)
         return explore(probes, goal.limit, budget_bytes=goal.budget_bytes, hint=hint)
 
-    def _next_typical(
+    def eval_max_batch(
         self,
         done: Mapping[str, list[Done]],
-        typical: Mapping[str, list[Done]],
+        evaluated: Mapping[str, list[Done]],
         precision: str,
-        running: Sequence[Proposal],
-    ) -> Proposal | None:
-        step = self.typical_max_batch(done, typical, precision, running)
-        if not isinstance(step, Next):
+        running: Sequence[Proposal] = (),
+    ) -> Next | MaxBatch | None:
+        """Return the max batch of an evaluation after training at the max batch, or its next probe.
+
+        Return None if it is not to be found, or before the max batch of the training is proven.
+        """
+        goal, proven = self.goal, self.max_batch(done, precision)
+        if goal.most_evaluated is None or proven is None or not proven.batch_size:
             return None
-        return Proposal(precision, step.batch_size, TYPICAL, step.reason, step.predicted_bytes, step.should_fit)
+        probes = [
+            # Memory that the training takes, too, says nothing about the evaluation.
+            dataclasses.replace(probe, peak_bytes=job.job_result.eval_peak_allocated_bytes, allocated_bytes=None)
+            if job.fits
+            else probe
+            for job in evaluated[precision]
+            if job.training_batch_size == proven.batch_size
+            for probe in _probes([job], (EVAL,))
+        ] + _as_predicted(running, (EVAL,))
+        hint = Hint(min(2 * proven.batch_size, goal.most_evaluated.batch_size), "twice the max batch of the training")
+        return explore(probes, goal.most_evaluated, budget_bytes=goal.budget_bytes, hint=hint)
+
+    def _secondary(self, kind: str, step: Next, done: Mapping[str, list[Done]], precision: str) -> Proposal:
+        max_batch = self.max_batch(done, precision)
+        assert max_batch is not None, "it comes after the max batch"
+        trained = max_batch.batch_size if kind == EVAL else 0
+        what = "batches as drawn" if kind == TYPICAL else f"evaluation with batches of {step.batch_size}"
+        reason = f"{what}: {step.reason}"
+        proposal = Proposal(precision, step.batch_size, kind, reason, step.predicted_bytes, step.should_fit)
+        return dataclasses.replace(proposal, training_batch_size=trained)
 
     def _explore(
         self, done: Mapping[str, list[Done]], precision: str, running: Sequence[Proposal]
@@ -351,11 +384,11 @@ def done_jobs(trials: Iterable[FrozenTrial]) -> list[Done]:
     ]
 
 
-def by_precision(done: Iterable[Done], *, typical: bool = False) -> defaultdict[str, list[Done]]:
-    """Return the jobs of each precision: those with the largest samples, or those with batches as they are drawn."""
+def by_precision(done: Iterable[Done], kind: str | None = None) -> defaultdict[str, list[Done]]:
+    """Return the jobs of each precision: those of one kind, or those that prove the max batch."""
     jobs = defaultdict[str, list[Done]](list)
     for job in done:
-        if (job.kind == TYPICAL) == typical:
+        if job.kind == kind or (kind is None and job.kind not in (TYPICAL, EVAL)):
             jobs[job.precision].append(job)
     return jobs
 

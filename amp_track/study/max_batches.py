@@ -15,7 +15,9 @@ from amp_track.results.max_batch import PrecisionResult
 from amp_track.results.trial_row import TrialRow
 from amp_track.study import dashboard, optuna_internals, storage
 from amp_track.study.batch_sampler import (
+    EVAL,
     POLL_SECONDS,
+    TYPICAL,
     BatchSampler,
     Busy,
     Done,
@@ -61,14 +63,16 @@ def memory_violation(job_result: JobResult, budget_bytes: int | None) -> float:
 def proven(study: optuna.Study, sampler: BatchSampler) -> dict[str, PrecisionResult]:
     """Return the max batches that a study has proven so far, by precision, in the order of the sampler's goal."""
     jobs = done_jobs(study.get_trials(deepcopy=False))
-    done, typical = by_precision(jobs), by_precision(jobs, typical=True)
+    done, typical, evaluated = by_precision(jobs), by_precision(jobs, TYPICAL), by_precision(jobs, EVAL)
     found = {}
     for name in sampler.goal.precisions:
         if (max_batch := sampler.max_batch(done, name)) is not None:
-            with_drawn = sampler.typical_max_batch(done, typical, name)
+            as_drawn = sampler.typical_max_batch(done, typical, name)
+            of_evaluation = sampler.eval_max_batch(done, evaluated, name)
             found[name] = dataclasses.replace(
                 _result_of(done[name], max_batch, sampler.goal.multiple_up_to(max_batch.batch_size)),
-                typical_max_batch=with_drawn if isinstance(with_drawn, MaxBatch) else None,
+                typical_max_batch=as_drawn if isinstance(as_drawn, MaxBatch) else None,
+                eval_max_batch=of_evaluation if isinstance(of_evaluation, MaxBatch) else None,
             )
     return found
 

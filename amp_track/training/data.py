@@ -64,6 +64,7 @@ class Batches:
         self._workload = workload
         self._rank = rank
         self._batch_size = job.batch_size
+        self._eval_batch_size = job.samples_per_evaluation_batch or 1
         self._generator = torch.Generator().manual_seed(job.seed)
         self._pin_memory = pin_memory
         self._train_data = self._eval_data = self._example = None
@@ -204,7 +205,7 @@ class Batches:
             yield Part(next(batches), share, number == len(sizes), size)
 
     def evaluation(self) -> Iterator[Any]:
-        """Yield this rank's part of the evaluation data, in order and at the training's batch size.
+        """Yield this rank's part of the evaluation data, in order.
 
         Each sample belongs to exactly one rank. A probe gets only the first and the last batch. A shortened epoch gets
         as many batches as it has steps, including the last one.
@@ -212,7 +213,7 @@ class Batches:
         if self._eval_data is None:
             return iter([self._example])
         own = range(self._rank.index, length(self._eval_data), self._rank.count)
-        batches: Iterable[list[int]] = BatchSampler(own, self._batch_size, drop_last=False)
+        batches: Iterable[list[int]] = BatchSampler(own, self._eval_batch_size, drop_last=False)
         if self._job.probe or self._job.epoch_steps is not None:
             most = 2 if self._job.probe else self.steps_per_epoch
             listed = list(batches)

@@ -17,10 +17,11 @@ from simulated import SimulatedRunner
 from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands.max_batch import max_batch
+from amp_track.commands.search import search
 from amp_track.commands.train import train
 from amp_track.config import values
 from amp_track.config.job import Job
-from amp_track.config.options import Request
+from amp_track.config.options import Request, SearchOptions
 from amp_track.records.errors import BadInput, NothingFits, TargetFailed
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report.max_batch import max_batch_notes
@@ -100,6 +101,54 @@ class TestSamplesOfDifferentSize:
         fitted = max_batch(asked(), runner=runner).precisions["fp32"]
         assert fitted.typical_max_batch is fitted.size_ratio is None
         assert all(job.worst_batch for job in runner.jobs)
+
+
+class TestEvaluation:
+    """The max batch of an evaluation is found after the one of the training."""
+
+    def test_it_is_proven_and_used(self) -> None:
+        runner = SimulatedRunner(samples=20_000, eval_bytes_per_sample=8_000)
+        request = asked(job={"eval_batch_size": "auto"})
+        found = max_batch(request, runner=runner)
+        fitted = found.precisions["fp32"]
+        most = (BUDGET - runner.fixed_bytes) // 8_000
+        assert fitted.max_batch.batch_size == LARGEST
+        assert fitted.eval_max_batch is not None
+        assert (fitted.eval_max_batch.batch_size, fitted.eval_max_batch.first_failing_batch) == (most, most + 1)
+        probed = [job for job in runner.jobs if isinstance(job.eval_batch_size, int)]
+        assert {job.batch_size for job in probed} == {LARGEST}
+        assert fitted.as_json()["eval_max_batch"] == most
+        assert found.recommended is not None
+        assert found.recommended.job.eval_batch_size == most
+        assert f"--eval-batch-size {most}" in found.recommended.command
+        again = SimulatedRunner(samples=20_000, eval_bytes_per_sample=8_000)
+        assert max_batch(request, runner=again).precisions["fp32"].eval_max_batch == fitted.eval_max_batch
+        assert not again.jobs
+
+    def test_the_size_of_its_data_limits_it(self) -> None:
+        fitted = max_batch(asked(job={"eval_batch_size": "auto"}), runner=SimulatedRunner()).precisions["fp32"]
+        assert fitted.eval_max_batch is not None
+        assert (fitted.eval_max_batch.batch_size, fitted.eval_max_batch.bound) == (500, "dataset")
+
+    @pytest.mark.parametrize(("given", "jobs"), [(None, {None}), (7, {7})])
+    def test_another_batch_is_used_and_none_is_searched(self, given: int | None, jobs: set[int | None]) -> None:
+        runner = SimulatedRunner()
+        fitted = max_batch(asked(job={"eval_batch_size": given}), runner=runner).precisions["fp32"]
+        assert fitted.eval_max_batch is None
+        assert {job.eval_batch_size for job in runner.jobs} == jobs
+
+    def test_trainings_evaluate_with_it(self) -> None:
+        runner = SimulatedRunner(samples=20_000, eval_bytes_per_sample=8_000)
+        request = asked(job={"eval_batch_size": "auto", "precision": "fp32"})
+        train(dataclasses.replace(request, find_batch_size=True), runner=runner)
+        assert (runner.jobs[-1].batch_size, runner.jobs[-1].eval_batch_size) == (LARGEST, 786)
+        searching = SimulatedRunner(samples=20_000, eval_bytes_per_sample=8_000)
+        search(dataclasses.replace(request, search_options=SearchOptions(trials=2)), runner=searching)
+        assert {job.eval_batch_size for job in searching.jobs if not job.probe} == {786}
+
+    def test_without_a_search_for_it_auto_is_rejected(self) -> None:
+        with pytest.raises(BadInput, match="--eval-batch-size auto requires --batch-size auto"):
+            train(asked(job={"eval_batch_size": "auto"}, study=None), runner=SimulatedRunner())
 
 
 class TestMaxBatches:

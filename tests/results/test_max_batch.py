@@ -27,6 +27,7 @@ AS_JSON = {
     "fails_in": "evaluation", "probes": 5, "plan_error": 0.012, "runs_at_max_batch": 1, "confirmed_steps": 40,
     "epoch_steps": 38,
     "max_multiple": 504,
+    "typical_max_batch": None, "eval_max_batch": None, "size_ratio": None,
     "efficient_batch": 256, "peak_bytes": 61,
     "peak_allocated_bytes": 40, "samples_per_second": 450.0, "run_id": "max_batch",
 }  # fmt: skip

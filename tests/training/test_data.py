@@ -214,3 +214,14 @@ def test_each_process_augments_differently() -> None:
     first, second = (loaded(Augmented(), workers=1, rank=rank, ranks=2) for rank in (0, 1))
     drawn = {tuple(batch[0].flatten().tolist()) for batch in first + second}
     assert len(drawn) == 2 * len(BATCHES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"), [({}, {20}), ({"eval_batch_size": 7}, {7}), ({"eval_batch_size": "auto"}, {20})]
+)
+def test_an_evaluation_has_its_own_batch_if_given(
+    workload: Workload, settings: dict[str, Any], sizes: set[int]
+) -> None:
+    found = [batch_length(batch) for batch in batches_of(workload, batch_size=20, **settings).evaluation()]
+    assert set(found[:-1]) <= sizes
+    assert sum(found) == len(workload.eval_data())  # type: ignore[arg-type]

@@ -116,7 +116,11 @@ def _in_order(precisions: Iterable[str]) -> list[tuple[str, str]]:
 
 def memory(fitted: MaxBatchResult) -> Chart | None:
     """Draw memory over batch size: measurements, the fitted line, the budget, and failed probes."""
-    probes = [(probe, (probe.batch_size, size / MEBIBYTE)) for probe in fitted.probes if (size := probe.measured_bytes)]
+    probes = [
+        (probe, (probe.batch_size, size / MEBIBYTE))
+        for probe in fitted.probes
+        if (size := probe.measured_bytes) and probe.kind not in ("typical", "eval")
+    ]
     if not probes:
         return None
     figure, axes = new_axes("batch size", "peak memory, MiB")
