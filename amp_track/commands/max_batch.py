@@ -49,7 +49,7 @@ def max_batch(request: Request, *, runner: Runner | None = None) -> MaxBatchResu
         studies.session = _try_out(session)
     from amp_track import tracking
 
-    return max_batch_in(studies, session.open_tracker(), given_run_id=tracking.run_id_of_environment())
+    return max_batch_in(studies, session.open_tracker(), given_run_id=tracking.run_id_of_environment(), recommends=True)
 
 
 def _try_out(session: Session) -> Session:
@@ -73,9 +73,11 @@ def _try_out(session: Session) -> Session:
     return Session(session.request, session.runner, inspection, left)
 
 
-def max_batch_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None) -> MaxBatchResult:
-    """Find the max batches of a prepared session, in a separate study."""
-    study, sampler = open_study(studies)
+def max_batch_in(
+    studies: Studies, tracker: Tracker, *, given_run_id: str | None, recommends: bool = False
+) -> MaxBatchResult:
+    """Find the max batches of a prepared session, in a separate study; with `recommends` also time some batches."""
+    study, sampler = open_study(studies, recommends=recommends)
     with tracked(studies, study, tracker, given_run_id=given_run_id) as tracked_study:
         study_manifest.keep(tracked_study, "max-batch")
         result = find_max_batches(tracked_study, sampler)
@@ -84,12 +86,13 @@ def max_batch_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None
         return dataclasses.replace(result, report=publish.publish(tracked_study, result, "max-batch"))
 
 
-def open_study(studies: Studies) -> tuple[Study, BatchSampler]:
+def open_study(studies: Studies, *, recommends: bool = False) -> tuple[Study, BatchSampler]:
     """Open the study NAME/max-batch, new or resumed, with the sampler that proposes the next probe."""
     from amp_track.study.batch_sampler import BatchSampler
 
     study = studies.open("max-batch")
-    study.sampler = sampler = BatchSampler(probe_jobs.goal_of(studies.session, studies.free_bytes(study)))
+    goal = probe_jobs.goal_of(studies.session, studies.free_bytes(study), recommends=recommends)
+    study.sampler = sampler = BatchSampler(goal)
     return study, sampler
 
 
@@ -193,6 +196,7 @@ def result_of(
             dataclasses.replace(probe, run_id=run.id_of(probe.run_id)) for probe in max_batches.probe_results(trials)
         ),
         limit_bytes=sampler.goal.budget_bytes,
+        recommended_bytes=sampler.goal.recommended_bytes,
         headroom_bytes=sampler.goal.headroom_bytes,
         multiple_of=options.multiple_of,
         effective_batch_size=options.effective_batch_size,

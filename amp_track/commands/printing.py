@@ -102,6 +102,10 @@ def print_study(result: Any, request: Request) -> None:
             print(f"  {command}")
         else:
             print(f"  {' '.join([torchrun.program(), command, *experiment, *tracking_uri])}")
+    if said.in_tools:
+        print(f"{summary.IN_TOOLS}:")
+    for line in said.in_tools:
+        print(f"  {line}")
 
 
 def mlflow_ui(request: Request) -> str:

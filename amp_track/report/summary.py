@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from amp_track.batch_search.recommended_batch import MULTIPLE_OF, NO_SLOWER
 from amp_track.config.precisions import REFERENCE
 from amp_track.report import compare, search
 from amp_track.report import max_batch as max_batch_report
@@ -13,10 +14,12 @@ from amp_track.report.table import Table
 from amp_track.report.wording import UNKNOWN, counted, has_cpu_budget, speed_text
 from amp_track.results.compare import Cell, CompareResult, Speed, judge
 from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, Comparison, SeedsResult
-from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
+from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.recommendation import Recommendation, choose_compared, has_diverged, train_command
 from amp_track.results.search import SearchResult
 
+IN_TOOLS = "The same in other libraries"
+_TOOLS = {"transformers": "transformers", "lightning": "Lightning", "accelerate": "accelerate", "timm": "timm"}
 Result = MaxBatchResult | SearchResult | CompareResult
 """The result of a study."""
 
@@ -30,6 +33,8 @@ class Answer:
     """The command that trains with the recommendation; None if nothing fits."""
     to_train: str = "To train with it"
     """The text that introduces the command."""
+    in_tools: tuple[str, ...] = ()
+    """The same training in the words of other libraries, one line each."""
     caveats: tuple[str, ...] = ()
     """Limits of this study that readers should know."""
 
@@ -66,6 +71,7 @@ def answer(result: Result) -> Answer:
         headline=f"{choice.precision} at batch {choice.batch_size:,}" + (f": {said}" if said else ""),
         more=tuple(_more(result.limits, choice)),
         command=choice.command,
+        in_tools=tuple(f"{_TOOLS[name]}: {words}" for name, words in choice.in_tools.items()),
         caveats=(*_caveats(result.limits, choice), *notes(result)),
     )
 
@@ -204,12 +210,25 @@ def _more(found: MaxBatchResult, choice: Recommendation) -> list[str]:
             ratio = f", the same as at {REFERENCE}" if is_same else f", {_ratio(choice.batch_ratio)} × {REFERENCE}'s"
         lines.append(f"The max batch at {choice.precision} is {choice.max_batch:,}{ratio}.")
     lines.append(proof(choice.precision, fitted))
-    efficient = fitted.efficient_batch
-    if efficient is not None and efficient[0] < choice.batch_size:
-        lines.append(
-            f"Batch {efficient[0]:,} is as fast ({efficient[1]:,.0f} samples/s in a probe); a larger one is not faster."
-        )
+    if choice.job_result is None and choice.batch_size == fitted.recommended_batch:
+        lines += _reason(found, fitted, choice)
     return lines
+
+
+def _reason(found: MaxBatchResult, fitted: PrecisionResult, choice: Recommendation) -> list[str]:
+    """Return the reason for a recommended batch below the max batch, in one line."""
+    batch_size, timed, parts = choice.batch_size, fitted.timed, []
+    if found.recommended_bytes is not None and found.limit_bytes and fitted.leaves_headroom:
+        parts.append(f"leaves {1 - found.recommended_bytes / found.limit_bytes:.0%} of the memory free")
+    if batch_size % MULTIPLE_OF == 0 and batch_size != choice.max_batch:
+        parts.append(f"is a multiple of {MULTIPLE_OF}")
+    if batch_size in timed:
+        speeds = ", ".join(
+            f"{batch:,}: {speed_text(speed)} samples/s in {len(fitted.readings[batch])} probes"
+            for batch, speed in timed.items()
+        )
+        parts.append(f"is the smallest timed one within 3 % of the best speed (median; {speeds})")
+    return [f"Batch {batch_size:,} {', '.join(parts)}."] if parts else []
 
 
 def proof(precision: str, fitted: PrecisionResult) -> str:

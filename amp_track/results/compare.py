@@ -8,6 +8,7 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
+from amp_track.batch_search.recommended_batch import NO_SLOWER
 from amp_track.config.job import Job
 from amp_track.config.precisions import REFERENCE
 from amp_track.config.values import Tolerance
@@ -15,7 +16,6 @@ from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results import Shown
 from amp_track.results.equivalence import Interval, SeedsResult, interval
-from amp_track.results.max_batch import NO_SLOWER
 from amp_track.results.trial_row import TrialRow
 
 _LARGEST = 1e300

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from amp_track.batch_search.recommended_batch import NO_SLOWER, is_timed
 from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job, micro_batch
 from amp_track.records.hardware import Hardware
@@ -15,9 +17,6 @@ from amp_track.results.trial_row import TrialRow
 
 if TYPE_CHECKING:
     from amp_track.results.recommendation import Recommendation
-
-NO_SLOWER = 0.97
-"""The fraction of the best throughput that counts as equally fast: differences within 3 % are noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +39,15 @@ class PrecisionResult:
     """The job result at one sample more; None if another limit ends the search."""
     max_multiple: int | None = None
     """The largest multiple of `--multiple-of` that ran; None if there is none."""
-    throughput: tuple[tuple[int, float], ...] = ()
-    """(batch size, samples per second) of every batch that ran, in ascending order."""
+    readings: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """The samples per second of every probe that fits, by batch size, in ascending order."""
+    recommended_batch: int | None = None
+    """The batch to train with at this precision; see `amp_track.batch_search.recommended_batch`. None with
+    `--multiple-of`."""
+    compared: tuple[int, ...] = ()
+    """The batches of which the recommended one is chosen by their speed."""
+    leaves_headroom: bool = False
+    """Whether the recommended batch is known to leave the recommended headroom."""
     beyond: tuple[tuple[int, bool], ...] = ()
     """(batch size, whether it fits) of the batches tried above the first failing one."""
     size_ratio: float | None = None
@@ -64,6 +70,20 @@ class PrecisionResult:
     def also_fits(self) -> list[int]:
         """The batches that fit above the first failing one: memory need not grow monotonically with the batch."""
         return [batch_size for batch_size, fits in self.beyond if fits]
+
+    @property
+    def throughput(self) -> tuple[tuple[int, float], ...]:
+        """(batch size, median samples per second) of every batch that ran, in ascending order."""
+        return tuple((batch_size, median(own)) for batch_size, own in self.readings.items())
+
+    @property
+    def timed(self) -> dict[int, float]:
+        """The median samples per second of each compared batch with repeated readings, by batch size."""
+        return {
+            batch_size: median(own)
+            for batch_size, own in self.readings.items()
+            if batch_size in self.compared and is_timed(own)
+        }
 
     @property
     def efficient_batch(self) -> tuple[int, float] | None:
@@ -107,6 +127,8 @@ class PrecisionResult:
             "eval_max_batch": self.eval_max_batch.batch_size if self.eval_max_batch else None,
             "size_ratio": self.size_ratio,
             "efficient_batch": efficient[0] if efficient else None,
+            "recommended_batch": self.recommended_batch,
+            "readings": {str(batch_size): list(own) for batch_size, own in self.readings.items()},
             "peak_bytes": self.peak_bytes,
             "peak_allocated_bytes": self._peak(lambda job_result: job_result.peak_allocated_bytes),
             "samples_per_second": self.samples_per_second,
@@ -137,6 +159,8 @@ class MaxBatchResult(Shown):
     """Every job of the search for the max batch, by trial number."""
     limit_bytes: int | None = None
     """The memory limit of a job: the budget, or the free memory, minus the headroom."""
+    recommended_bytes: int | None = None
+    """The memory that the recommended batch may take; None for the limit."""
     headroom_bytes: int = 0
     """The part of the budget that the max batch must leave free."""
     multiple_of: int = 1

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from amp_track.batch_search.recommended_batch import NO_SLOWER
 from amp_track.config.cli_params import Flag, flags_of
 from amp_track.config.job import Job
 from amp_track.config.precisions import REFERENCE, Precision
@@ -16,7 +17,7 @@ from amp_track.config.values import Tolerance
 from amp_track.records.result import JobResult
 from amp_track.results.compare import Cell, CompareResult, as_numbers
 from amp_track.results.equivalence import DIFFERENT, SeedsResult
-from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
+from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.search import SearchResult
 from amp_track.results.trial_row import TrialRow
 
@@ -37,6 +38,8 @@ class Recommendation:
     """Its speed over the best speed of fp32; None if one of the two is unknown, and for fp32 itself."""
     batch_ratio: float | None
     """Its max batch over that of fp32."""
+    readings: int = 1
+    """The number of readings that its speed is the median of."""
     target_recipe: str = ""
     job_result: JobResult | None = None
     """The training that the recommendation is based on; None if only max batches are known."""
@@ -53,13 +56,40 @@ class Recommendation:
             return self.target_recipe.format(batch_size=self.batch_size, precision=self.precision, **tool)
         return train_command(self.job)
 
+    @property
+    def in_tools(self) -> dict[str, str]:
+        """The same training in the words of other libraries, by library: precision, batch size and accumulation."""
+        words, batch, accumulated = Precision.named(self.precision).in_tools, self.batch_size, self.job.grad_accum
+        flag = words["transformers"].removeprefix("--").partition(" ")[0]
+        is_tf32 = 'torch.set_float32_matmul_precision("high"); ' if self.precision == "tf32" else ""
+        arguments = {
+            "transformers": [f"per_device_train_batch_size={batch}", f"{flag}=True" if flag else ""],
+            "lightning": [f'precision="{words["lightning"]}"'],
+            "accelerate": [f'mixed_precision="{words["accelerate"]}"'],
+            "timm": [f"--batch-size {batch}", words["timm"]],
+        }
+        if accumulated > 1:
+            arguments["transformers"].append(f"gradient_accumulation_steps={accumulated}")
+            arguments["lightning"].append(f"accumulate_grad_batches={accumulated}")
+            arguments["accelerate"].append(f"gradient_accumulation_steps={accumulated}")
+            arguments["timm"].append(f"--grad-accum-steps {accumulated}")
+        listed = {name: ", ".join(filter(None, each)) for name, each in arguments.items()}
+        return {
+            "transformers": f"TrainingArguments({listed['transformers']})",
+            "lightning": f"{is_tf32}Trainer({listed['lightning']})",
+            "accelerate": f"{is_tf32}Accelerator({listed['accelerate']})",
+            "timm": " ".join(["train.py", *filter(None, arguments["timm"])]),
+        }
+
     def as_json(self) -> dict[str, Any]:
         return {
             "precision": self.precision,
             "batch_size": self.batch_size,
             "grad_accum": self.job.grad_accum,
+            "samples_per_second": self.samples_per_second,
+            "readings": self.readings,
             "command": self.command,
-            "in_tools": dict(Precision.named(self.precision).in_tools),
+            "in_tools": self.in_tools,
         }
 
 
@@ -72,14 +102,24 @@ def recommend(result: MaxBatchResult | SearchResult) -> Recommendation | None:
 
 def _of_max_batch(fitted: MaxBatchResult) -> Recommendation | None:
     """Choose the fastest precision at its max batch; among equally fast ones, the largest max batch."""
-    batches = {name: fitted.precisions[name].max_multiple or batch for name, batch in fitted.max_batch.items()}
+    batches = {
+        name: found.recommended_batch or found.max_multiple or found.max_batch.batch_size
+        for name, found in fitted.precisions.items()
+        if found.max_batch.batch_size
+    }
     if not batches:
         return None
+    parts = {name: each for name in batches if (each := fitted.accumulation(name)) is not None}
+    batches |= {name: batch for name, (batch, _) in parts.items()}
     speeds = {name: _speed_at(fitted.precisions[name], batch_size) for name, batch_size in batches.items()}
     precision = max(_as_fast_as_any(speeds.items()), key=fitted.max_batch.__getitem__)
     # The time limit of a probe does not apply to the recommended training.
     chosen = {"precision": precision, "batch_size": batches[precision], "job_timeout_seconds": None}
-    return _recommended(fitted, chosen, speed=speeds[precision] or None, speed_of_fp32=speeds.get(REFERENCE))
+    if precision in parts:
+        chosen["grad_accum"] = parts[precision][1]
+    choice = _recommended(fitted, chosen, speed=speeds[precision] or None, speed_of_fp32=speeds.get(REFERENCE))
+    own = fitted.precisions[precision].readings.get(choice.batch_size, ())
+    return dataclasses.replace(choice, readings=max(len(own), 1))
 
 
 def _speed_at(found: PrecisionResult, batch_size: int) -> float:

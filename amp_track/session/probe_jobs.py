@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _LARGEST_SYNTHETIC_BATCH = 2**20
 _BEYOND = 3
+_RECOMMENDED_PART = 0.95
+"""The part of an accelerator's memory that a recommended batch may take, without --headroom. On a CPU the meter is
+exact, so it may take all."""
 _ACCUMULATED_BATCHES = 2
 """Two are enough to measure accumulation: gradients stay in memory while the next batch runs."""
 _SECONDS, _TIMES_THE_PROBES = 60.0, 4.0
@@ -37,8 +40,11 @@ FEWEST_STEPS = 4
 """Two full steps, the epoch's smaller last step, and one after the evaluation. A shorter run has full steps only."""
 
 
-def goal_of(session: Session, free_bytes: int) -> Goal:
-    """Return the goal of a command's max-batch study; `free_bytes` were free when the study began."""
+def goal_of(session: Session, free_bytes: int, *, recommends: bool = False) -> Goal:
+    """Return the goal of a command's max-batch study; `free_bytes` were free when the study began.
+
+    With `recommends`, batches are timed to recommend one, unless the options already name it.
+    """
     from amp_track.study.batch_sampler import Goal, NoForecasts
 
     options, budget = session.request.max_batch_options, session.job.memory_budget_bytes
@@ -46,6 +52,7 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
     total_bytes = budget if budget is not None else free_bytes
     headroom_bytes = options.headroom.of(total_bytes) if options.headroom is not None else 0
     budget_bytes = total_bytes - headroom_bytes
+    leaves_headroom = options.headroom is None and session.inspection.hardware.kind != "cpu"
     return Goal(
         precisions=session.precisions,
         limit=limit,
@@ -55,6 +62,8 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
         multiple_of=options.multiple_of,
         most_evaluated=_most_evaluated(session, limit),
         confirm=options.confirm_steps != 0,
+        recommends=recommends and options.multiple_of == 1 and options.effective_batch_size is None,
+        recommended_bytes=int(_RECOMMENDED_PART * total_bytes) if leaves_headroom else None,
         whole_probes=_probes_are_whole(session),
         forecasts=Plans(session, budget_bytes=budget_bytes, max_batch_size=limit.batch_size)
         if session.inspection.kind == "workload"

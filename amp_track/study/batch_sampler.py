@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Protocol
 
 import optuna
@@ -17,6 +18,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter
 
+from amp_track.batch_search import recommended_batch
 from amp_track.batch_search.search import Hint, Limit, MaxBatch, Next, Probe, explore, line_of
 from amp_track.config.precisions import PRECISIONS
 from amp_track.records.plan import Forecast
@@ -27,12 +29,14 @@ from amp_track.workers import interrupts, liveness
 
 _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
-_SHORT = ("probe", "multiple", "repeat")
+_SHORT = ("probe", "multiple", "repeat", "headroom", "timing")
 TYPICAL, EVAL = "typical", "eval"
 _TYPICALLY_MORE = 9 / 8
 """By this factor, batches as drawn may be larger than those of the largest samples: most have a very large one too."""
 _RUNS_AT_THE_MAX_BATCH = 3
 """Number of fresh processes in which a max batch must run before it is reported, including the confirmation run."""
+_RIVAL = 0.8
+"""A precision below this fraction of the best speed is not recommended, so its batches are not timed."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,10 @@ class Proposal:
 
     `kind` is one of: `probe`; `multiple`, a probe of the largest multiple up to the max batch; `beyond`, a probe above
     the first failing batch; `confirm`, the confirmation run; `repeat`, another probe of a confirmed max batch;
-    `typical`, a probe with batches as they are drawn, where all others have the largest samples; `eval`, a probe at the
-    max batch whose evaluation has batches of `batch_size`. All but `probe` include the end of an epoch.
+    `headroom`, a probe of a batch that may leave the recommended headroom; `timing`, a probe of a batch that may be
+    recommended, for its speed; `typical`, a probe with batches as they are drawn, where all others have the largest
+    samples; `eval`, a probe at the max batch whose evaluation has batches of `batch_size`. All but `probe` include the
+    end of an epoch.
     """
 
     precision: str
@@ -116,6 +122,10 @@ class Goal:
     """Whether a confirmation run follows at each max batch."""
     whole_probes: bool = True
     """Whether probes include the end of the epoch; otherwise only the confirmation run does."""
+    recommends: bool = False
+    """Whether to time batches, after the max batches are proven, and to recommend one."""
+    recommended_bytes: int | None = None
+    """The memory that the recommended batch may take; None for the budget."""
     forecasts: Forecasting = NoForecasts()
     beyond: int = 0
     """Number of batches above the first failing one that are probed, too. With workspaces and allocator segments, a
@@ -166,7 +176,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
 
         proposals = [job for name in self.goal.precisions if (job := next_of(name, [])) is not None]
         if not proposals:
-            return None
+            return self._next_to_recommend(done, running) if self.goal.recommends else None
         for proposal in proposals:
             if proposal.precision not in running:
                 return proposal
@@ -268,6 +278,61 @@ class BatchSampler(optuna.samplers.BaseSampler):
         reason = f"{what}: {step.reason}"
         proposal = Proposal(precision, step.batch_size, kind, reason, step.predicted_bytes, step.should_fit)
         return dataclasses.replace(proposal, training_batch_size=trained)
+
+    def _next_to_recommend(
+        self, done: Mapping[str, list[Done]], running: Mapping[str, Sequence[Proposal]]
+    ) -> Proposal | None:
+        """Return the next probe of a batch to recommend, after the max batches: of the precisions that may be fastest.
+
+        Two search workers never time the same precision.
+
+        Raises:
+            Busy: every remaining probe is of a precision that another search worker is timing.
+        """
+        found = {name: max_batch for name in self.goal.precisions if (max_batch := self.max_batch(done, name))}
+        speeds = {name: max(map(median, readings_of(done[name]).values()), default=0.0) for name in found}
+        fastest = max(speeds.values(), default=0.0)
+        rivals = [name for name, speed in speeds.items() if speed >= _RIVAL * fastest and found[name].batch_size]
+        proposals = [job for name in rivals if (job := self._reading(name, done[name], found[name])) is not None]
+        free = [proposal for proposal in proposals if proposal.precision not in running]
+        if proposals and not free:
+            raise Busy
+        return free[0] if free else None
+
+    def _reading(self, precision: str, done: list[Done], max_batch: MaxBatch) -> Proposal | None:
+        """Return the next probe for the batch to recommend at one precision; None if it is known."""
+        largest = largest_with_headroom(done, max_batch.batch_size, self.goal.recommended_bytes)
+        readings, line = readings_of(done), line_of(_probes(done, _SHORT))
+
+        def proposal(batch_size: int, kind: str, reason: str) -> Proposal:
+            predicted = round(line.at(batch_size)) if line is not None else None
+            return Proposal(precision, batch_size, kind, reason, predicted)
+
+        above = self._with_headroom(done, max_batch) if largest < max_batch.batch_size else 0
+        if above > largest and all(job.kind != "headroom" for job in done):
+            return proposal(above, "headroom", "predicted to leave the recommended headroom")
+        batch_size = recommended_batch.next_to_time(readings, largest) if self.goal.confirm else None
+        if batch_size is not None:
+            return proposal(batch_size, "timing", f"reading {len(readings.get(batch_size, ())) + 1} of its speed")
+        first = recommended_batch.candidates(largest)[0] if largest else 0
+        if first and first not in readings:
+            return proposal(first, "multiple", f"largest multiple of {recommended_batch.MULTIPLE_OF} to recommend")
+        return None
+
+    def _with_headroom(self, done: list[Done], max_batch: MaxBatch) -> int:
+        """Return the batch that is predicted to take the recommended memory, as a multiple of 8 if there is one."""
+        probes = _probes(done, _SHORT)
+        line, room = line_of(probes), self.goal.recommended_bytes
+        if line is None or room is None:
+            return 0
+        # The budget's meter counts blocks that the finer one, which the line is of, does not.
+        unused = max(
+            max((each.peak_bytes or 0) - (each.allocated_bytes or each.peak_bytes or 0), 0)
+            for each in probes
+            if each.fits
+        )
+        batch_size = min(line.reaches(room - unused if unused < room else room), max_batch.batch_size)
+        return batch_size // recommended_batch.MULTIPLE_OF * recommended_batch.MULTIPLE_OF or batch_size
 
     def _explore(
         self, done: Mapping[str, list[Done]], precision: str, running: Sequence[Proposal]
@@ -396,6 +461,27 @@ def by_precision(done: Iterable[Done], kind: str | None = None) -> defaultdict[s
 def size_ratio(done: Iterable[Done]) -> float | None:
     """Return the size of the largest sample relative to the mean; None if samples do not differ in size."""
     return next((job.job_result.size_ratio for job in done if job.job_result.size_ratio is not None), None)
+
+
+def readings_of(done: Iterable[Done]) -> dict[int, list[float]]:
+    """Return the samples per second of each short probe that fits, by batch size, in ascending order.
+
+    A confirmation run's speed includes data loading and smaller last batches, a probe's does not.
+    """
+    readings = defaultdict[int, list[float]](list)
+    for job in done:
+        if job.fits and job.kind != "confirm":
+            readings[job.batch_size].append(job.job_result.samples_per_second or 0.0)
+    return dict(sorted(readings.items()))
+
+
+def largest_with_headroom(done: Iterable[Done], max_batch: int, most_bytes: int | None) -> int:
+    """Return the largest batch up to the max batch whose runs took at most `most_bytes`; 0 if there is none."""
+    if most_bytes is None:
+        return max_batch
+    fit = [job for job in done if job.fits and job.batch_size <= max_batch]
+    over = min((job.batch_size for job in fit if (job.job_result.peak_bytes or 0) > most_bytes), default=max_batch + 1)
+    return max((job.batch_size for job in fit if job.batch_size < over), default=0)
 
 
 def was_refuted(done: Iterable[Done]) -> bool:

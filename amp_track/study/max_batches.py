@@ -9,6 +9,7 @@ import optuna
 from optuna.distributions import IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from amp_track.batch_search.recommended_batch import candidates, choose
 from amp_track.batch_search.search import MaxBatch
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.max_batch import PrecisionResult
@@ -21,9 +22,12 @@ from amp_track.study.batch_sampler import (
     BatchSampler,
     Busy,
     Done,
+    Goal,
     Proposal,
     by_precision,
     done_jobs,
+    largest_with_headroom,
+    readings_of,
     size_ratio,
     was_refuted,
 )
@@ -70,22 +74,20 @@ def proven(study: optuna.Study, sampler: BatchSampler) -> dict[str, PrecisionRes
             as_drawn = sampler.typical_max_batch(done, typical, name)
             of_evaluation = sampler.eval_max_batch(done, evaluated, name)
             found[name] = dataclasses.replace(
-                _result_of(done[name], max_batch, sampler.goal.multiple_up_to(max_batch.batch_size)),
+                _result_of(done[name], max_batch, sampler.goal),
                 typical_max_batch=as_drawn if isinstance(as_drawn, MaxBatch) else None,
                 eval_max_batch=of_evaluation if isinstance(of_evaluation, MaxBatch) else None,
             )
     return found
 
 
-def _result_of(done: list[Done], max_batch: MaxBatch, multiple: int) -> PrecisionResult:
+def _result_of(done: list[Done], max_batch: MaxBatch, goal: Goal) -> PrecisionResult:
+    multiple = goal.multiple_up_to(max_batch.batch_size)
     at_max_batch = [job for job in done if job.batch_size == max_batch.batch_size]
     probed = min(at_max_batch, key=lambda job: job.kind == "confirm", default=None)
-    speeds = {
-        job.batch_size: job.job_result.samples_per_second or 0.0
-        for job in done
-        # A confirmation run's speed includes data loading and smaller last batches, a probe's does not.
-        if job.fits and job.batch_size <= max_batch.batch_size and job.kind != "confirm"
-    }
+    readings = {batch: tuple(own) for batch, own in readings_of(done).items() if batch <= max_batch.batch_size}
+    largest = largest_with_headroom(done, max_batch.batch_size, goal.recommended_bytes)
+    is_recommended = max_batch.batch_size > 0 and goal.multiple_of == 1
     # The failure that ended the search: at one sample more, or at any batch if none is supported.
     failures = (
         job.job_result
@@ -104,7 +106,10 @@ def _result_of(done: list[Done], max_batch: MaxBatch, multiple: int) -> Precisio
         plan_error=_plan_error(done),
         runs_at_max_batch=sum(job.fits for job in at_max_batch),
         max_multiple=multiple if any(job.batch_size == multiple and job.fits for job in done) else None,
-        throughput=tuple(sorted(speeds.items())),
+        readings=readings,
+        leaves_headroom=largest > 0 and goal.recommended_bytes is not None,
+        compared=candidates(largest or max_batch.batch_size) if is_recommended else (),
+        recommended_batch=choose(readings, largest or max_batch.batch_size) if is_recommended else None,
         beyond=_beyond(max_batch, done),
     )
 

@@ -252,6 +252,34 @@ class TestMaxBatches:
         assert found.runs_at_max_batch == 3
         assert "in 3 fresh processes" in " ".join(max_batch_notes(result))
 
+    def test_the_recommended_batch_leaves_headroom_on_an_accelerator_and_is_timed(self) -> None:
+        runner = SimulatedRunner()
+        result = max_batch(asked("fp32", "amp"), runner=runner)
+        choice, found = result.recommended, result.precisions["amp"]
+        assert choice is not None
+        largest = int(0.95 * BUDGET - 2 * MEBIBYTE) // 21_000 // 8 * 8
+        assert found.compared == (largest, largest // 16 * 8, largest // 32 * 8)
+        assert (choice.precision, choice.batch_size, choice.readings) == ("amp", largest // 32 * 8, 2)
+        assert {len(found.readings[batch]) for batch in found.compared} == {2}
+        kinds = [trial.user_attrs["kind"] for trial in trials()]
+        assert kinds.count("headroom") + kinds.count("timing") == 6
+        assert result.max_batch == {"fp32": LARGEST, "amp": (BUDGET - 2 * MEBIBYTE) // 21_000}, "facts stay"
+        assert result.as_json()["recommended"]["batch_size"] == choice.batch_size
+        again = SimulatedRunner()
+        assert max_batch(asked("fp32", "amp"), runner=again).recommended == choice
+        assert again.jobs == []
+
+    def test_nothing_is_timed_if_there_is_no_choice(self) -> None:
+        result = max_batch(asked(max_batch_size=7), runner=SimulatedRunner())
+        assert result.recommended is not None
+        assert result.recommended.batch_size == 7
+        assert "timing" not in {trial.user_attrs["kind"] for trial in trials()}
+
+    def test_a_given_headroom_is_the_recommended_one(self) -> None:
+        found = max_batch(asked(headroom=values.headroom("25%")), runner=SimulatedRunner()).precisions["fp32"]
+        assert found.compared[0] == found.max_batch.batch_size // 8 * 8
+        assert not found.leaves_headroom
+
     def test_no_batch_above_the_limit_is_tried(self) -> None:
         result = max_batch(asked(max_batch_size=LARGEST + 2), runner=SimulatedRunner())
         assert result.precisions["fp32"].beyond == ((LARGEST + 2, False),)

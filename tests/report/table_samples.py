@@ -49,7 +49,7 @@ def fitted(batch_size: int, phase: str) -> PrecisionResult:
     return PrecisionResult(
         max_batch=MaxBatch(batch_size, batch_size + 1, "memory"), probes=31, at_max_batch=training("amp"), run_id="run",
         confirmation=training("amp"), failure=JobResult(status=JobStatus.OOM, phase=phase),
-        max_multiple=batch_size // 24 * 24, throughput=((512, 1_230_000.0), (4096, 1_234_567.0)),
+        max_multiple=batch_size // 24 * 24, readings={512: (1_230_000.0,), 4096: (1_234_567.0,)},
     )  # fmt: skip
 
 

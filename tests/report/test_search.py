@@ -41,7 +41,7 @@ def result() -> SearchResult:
         max_batch=MaxBatch(512, 513, "memory"), probes=5, at_max_batch=at_max_batch, run_id="max_batch",
         confirmation=JobResult(status=JobStatus.FITS, steps=40, peak_bytes=61 * MEBIBYTE, samples_per_second=5e4),
         failure=JobResult(status=JobStatus.OOM, phase="evaluation"), max_multiple=504,
-        throughput=((64, 20000.0), (256, 50000.0), (512, 51000.0)),
+        readings={64: (20000.0,), 256: (50000.0,), 512: (51000.0,)},
     )  # fmt: skip
     nothing = PrecisionResult(
         max_batch=MaxBatch(0, 1, "memory"), probes=1, at_max_batch=None, run_id=None, bytes_needed=70 * MEBIBYTE

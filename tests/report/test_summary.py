@@ -30,14 +30,27 @@ def test_a_search_says_what_to_train_with_and_how_it_compares() -> None:
 
 def test_max_batches_alone_say_how_they_are_proven() -> None:
     said = answer(FIT)
-    assert said.headline == "amp at batch 13,320: as fast as fp32 (within 3 %)"
+    assert said.headline == "amp at batch 10,944: as fast as fp32 (within 3 %)"
     assert said.more[1] == (
         "amp: batch 13,333 ran in 1 fresh process (a confirmation run of 12,345 steps) with a peak of 72\u00a0GiB; "
         "larger batches were not tried (limit: --max-batch-size)."
     )
-    assert "Batch 512 is as fast" in said.more[2]
+    assert 'Lightning: Trainer(precision="16-mixed", accumulate_grad_batches=10)' in said.in_tools
     assert proof("fp32", FIT.precisions["fp32"]).endswith("batch 10,950 ran out of memory in evaluation.")
     assert proof("bf16", FIT.precisions["bf16"]).startswith("bf16: one sample needs")
+
+
+def test_a_batch_below_the_max_batch_has_its_reason() -> None:
+    amp = dataclasses.replace(
+        FIT.precisions["amp"], recommended_batch=6664, compared=(13_328, 6664), leaves_headroom=True,
+        readings={6664: (99.0, 98.0, 50.0), 13_328: (100.0, 100.0), 13_333: (101.0,)},
+    )  # fmt: skip
+    limit = {"limit_bytes": 1000, "recommended_bytes": 950, "multiple_of": 1, "effective_batch_size": None}
+    said = answer(dataclasses.replace(FIT, precisions={"amp": amp}, **limit))
+    assert said.more[-1] == (
+        "Batch 6,664 leaves 5% of the memory free, is a multiple of 8, is the smallest timed one within 3 % of the "
+        "best speed (median; 6,664: 98 samples/s in 3 probes, 13,328: 100 samples/s in 2 probes)."
+    )
 
 
 def test_where_nothing_is_proven_to_fit_there_is_no_command() -> None:

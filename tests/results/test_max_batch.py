@@ -19,7 +19,7 @@ FITTED = PrecisionResult(
     max_batch=MaxBatch(512, 513, "memory"), probes=5, at_max_batch=AT_MAX_BATCH, run_id="max_batch",
     confirmation=CONFIRMED, epoch_steps=38,
     failure=JobResult(status=JobStatus.OOM, phase="evaluation"), max_multiple=504,
-    throughput=((64, 200.0), (256, 490.0), (512, 500.0)), plan_error=0.012,
+    readings={64: (200.0,), 256: (490.0,), 512: (500.0,)}, plan_error=0.012,
 )  # fmt: skip
 AS_JSON = {
     "max_batch": 512, "first_failing_batch": 513, "bound": "memory", "also_fits": [],
@@ -28,7 +28,8 @@ AS_JSON = {
     "epoch_steps": 38,
     "max_multiple": 504,
     "typical_max_batch": None, "eval_max_batch": None, "size_ratio": None,
-    "efficient_batch": 256, "peak_bytes": 61,
+    "efficient_batch": 256, "recommended_batch": None,
+    "readings": {"64": [200.0], "256": [490.0], "512": [500.0]}, "peak_bytes": 61,
     "peak_allocated_bytes": 40, "samples_per_second": 450.0, "run_id": "max_batch",
 }  # fmt: skip
 NOTHING = PrecisionResult(max_batch=MaxBatch(0, 1, "memory"), probes=1, at_max_batch=None, run_id=None, bytes_needed=70)
@@ -45,7 +46,7 @@ def max_batch(precisions: dict[str, PrecisionResult], *, processes: int = 1, **s
 def test_the_json_of_a_precision_at_which_nothing_fits() -> None:
     assert NOTHING.as_json() == dict.fromkeys(AS_JSON) | {
         "max_batch": 0, "first_failing_batch": 1, "bound": "memory", "probes": 1, "confirmed_steps": 0,
-        "runs_at_max_batch": 1, "epoch_steps": 0, "also_fits": [], "peak_bytes": 70,
+        "runs_at_max_batch": 1, "epoch_steps": 0, "also_fits": [], "peak_bytes": 70, "readings": {},
     }  # fmt: skip
 
 
@@ -76,7 +77,7 @@ SPEEDS = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=8)
 
 @given(SPEEDS)
 def test_no_smaller_batch_than_the_efficient_one_is_within_3_per_cent_of_the_best(speeds: list[float]) -> None:
-    fitted = dataclasses.replace(FITTED, throughput=tuple((8 * place, speed) for place, speed in enumerate(speeds, 1)))
+    fitted = dataclasses.replace(FITTED, readings={8 * place: (speed,) for place, speed in enumerate(speeds, 1)})
     assert fitted.efficient_batch is not None
     batch, speed = fitted.efficient_batch
     assert speed == speeds[batch // 8 - 1]
@@ -86,13 +87,13 @@ def test_no_smaller_batch_than_the_efficient_one_is_within_3_per_cent_of_the_bes
 
 @pytest.mark.parametrize(("speed", "efficient"), [(97.0, 8), (96.9, 16)])
 def test_exactly_3_per_cent_less_is_as_good_as_the_best(speed: float, efficient: int) -> None:
-    fitted = dataclasses.replace(FITTED, throughput=((8, speed), (16, 100.0)))
+    fitted = dataclasses.replace(FITTED, readings={8: (speed,), 16: (100.0,)})
     assert fitted.efficient_batch is not None
     assert fitted.efficient_batch[0] == efficient
 
 
 def test_a_probe_too_short_to_have_a_speed_is_efficient_all_the_same() -> None:
-    assert dataclasses.replace(FITTED, throughput=((8, 0.0),)).efficient_batch == (8, 0.0)
+    assert dataclasses.replace(FITTED, readings={8: (0.0,)}).efficient_batch == (8, 0.0)
 
 
 def test_the_json_of_a_fit_has_each_precision_and_the_reason_of_those_left_out() -> None:
@@ -105,11 +106,15 @@ def test_the_json_of_a_fit_has_each_precision_and_the_reason_of_those_left_out()
         "effective_batch_size": 1008,
         "plan_seconds": 1.5,
         "recommended": {
-            "precision": "amp", "batch_size": 504, "grad_accum": 1,
-            "command": "amp-track train experiments/digits.py --precision amp --batch-size 504",
+            "precision": "amp", "batch_size": 504, "grad_accum": 2,
+            "samples_per_second": 450.0, "readings": 1,
+            "command": "amp-track train experiments/digits.py --precision amp --batch-size 504 --grad-accum 2",
             "in_tools": {
-                "transformers": "--fp16", "lightning": "16-mixed", "accelerate": "fp16",
-                "timm": "--amp --amp-dtype float16",
+                "transformers": "TrainingArguments(per_device_train_batch_size=504, fp16=True, "
+                "gradient_accumulation_steps=2)",
+                "lightning": 'Trainer(precision="16-mixed", accumulate_grad_batches=2)',
+                "accelerate": 'Accelerator(mixed_precision="fp16", gradient_accumulation_steps=2)',
+                "timm": "train.py --batch-size 504 --amp --amp-dtype float16 --grad-accum-steps 2",
             },
         },
         "precisions": {

@@ -23,7 +23,8 @@ from amp_track.results.trial_row import TrialRow
 
 def fitted(max_batch: int, *throughput: tuple[int, float], multiple: int | None = None) -> PrecisionResult:
     return PrecisionResult(
-        max_batch=MaxBatch(max_batch, max_batch + 1, "memory"), probes=3, run_id="run", throughput=throughput,
+        max_batch=MaxBatch(max_batch, max_batch + 1, "memory"), probes=3, run_id="run",
+        readings={batch_size: (speed,) for batch_size, speed in throughput},
         at_max_batch=JobResult(status=JobStatus.FITS) if max_batch else None, max_multiple=multiple,
     )  # fmt: skip
 
@@ -75,6 +76,16 @@ def test_the_multiple_that_was_asked_for_is_chosen() -> None:
     assert choice is not None
     assert (choice.batch_size, choice.max_batch) == (96, 101)
     assert choice.speed_ratio is choice.batch_ratio is None
+
+
+def test_an_effective_batch_is_accumulated_from_the_largest_divisor_that_fits() -> None:
+    choice = recommend(dataclasses.replace(MAX_BATCHES, effective_batch_size=1000))
+    assert choice is not None
+    assert (choice.precision, choice.batch_size, choice.job.batch_size, choice.job.grad_accum) == ("bf16", 200, 200, 5)
+    assert choice.as_json()["grad_accum"] == 5
+    choice = recommend(dataclasses.replace(MAX_BATCHES, effective_batch_size=400))
+    assert choice is not None
+    assert (choice.batch_size, choice.job.grad_accum) == (200, 2)
 
 
 def test_the_speed_is_that_of_the_batch_that_is_chosen() -> None:

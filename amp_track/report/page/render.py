@@ -21,6 +21,7 @@ def page_html(page: Page, *, ui: str) -> str:
     """
     return templates().get_template("page.html").render(
         page=page,
+        in_tools=answers.IN_TOOLS,
         run_url=functools.partial(links.run, ui, page.result.experiment_id),
         links=links.pages(page.result, ui),
         start=f"amp-track ui {shlex.quote(page.result.study)}" if ui == addresses.DEFAULT_UI else None,
@@ -29,7 +30,11 @@ def page_html(page: Page, *, ui: str) -> str:
 
 def page_markdown(page: Page, *, ui: str) -> str:
     """Return the page as Markdown: the recommendation and the tables, without charts and trials."""
-    return templates().get_template("page.md").render(page=page, links=links.pages(page.result, ui))
+    return (
+        templates()
+        .get_template("page.md")
+        .render(page=page, in_tools=answers.IN_TOOLS, links=links.pages(page.result, ui))
+    )
 
 
 def note_markdown(result: Result) -> str:
