@@ -71,6 +71,7 @@ class CommandTarget:
             workload_imports=beside,
             batch_size=FIRST_BATCH,
             unsupported=self._unsupported(),
+            libraries=source.versions_of_libraries(),
         )
 
     def _unsupported(self) -> tuple[tuple[str, str], ...]:

@@ -57,6 +57,7 @@ class FunctionTarget:
             options=tuple((name, str(value)) for name, value in self._options.items()),
             recipe=getattr(self._function, "recipe", None) or self._recipe(),
             unsupported=self._unsupported(),
+            libraries=source.versions_of_libraries(),
         )
 
     def _recipe(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def test_a_function_is_inspected(runner: JobRunner, function_job: FunctionJob) -
     found = runner.inspect(function_job("generator", options=(("width", "32"),)))
     assert (found.kind, found.workload_name, found.options) == ("function", "generator", (("width", "32"),))
     assert len(found.workload_digest) == 12
+    assert dict(found.libraries)["lightning"] == importlib.metadata.version("lightning")
 
 
 @pytest.mark.parametrize("name", ["generator", "epochs"])
