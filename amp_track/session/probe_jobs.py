@@ -52,6 +52,7 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
         budget_bytes=budget_bytes,
         headroom_bytes=headroom_bytes,
         first_batch=session.inspection.batch_size,
+        first_batch_reason="the workload's batch size" if session.inspection.kind == "workload" else "first batch",
         multiple_of=options.multiple_of,
         confirm=options.confirm_steps != 0,
         whole_probes=_probes_are_whole(session),

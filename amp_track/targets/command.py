@@ -112,9 +112,7 @@ class CommandTraining:
         output = self._folder / "output.txt"
         if not source.is_python(program):
             return self._launch([program, *arguments], output)
-        self._watch = watch = TrainingWatch(
-            self._job, self._device, self._send, enforce_budget=self._enforce_budget, ends_process=True
-        )
+        self._watch = watch = TrainingWatch(self._job, self._device, self._send, enforce_budget=self._enforce_budget)
         watch.install()
         try:
             with _output_to(output):

@@ -101,8 +101,7 @@ class FunctionTarget:
             tempfile.tempdir = os.environ["TMPDIR"] = folder.path
         given = {"batch_size": job.batch_size, "precision": job.precision, "device": str(device.torch_device)}
         arguments = {name: value for name, value in given.items() if name in self._parameters} | self._options
-        yields = inspect.isgeneratorfunction(self._function)
-        watch = TrainingWatch(job, device, send, enforce_budget=enforce_budget, ends_process=not yields)
+        watch = TrainingWatch(job, device, send, enforce_budget=enforce_budget)
         return FunctionTraining(watch, self._function, arguments)
 
     def dtypes(self, device: Device) -> DtypesWatch:
@@ -127,6 +126,7 @@ class FunctionTraining:
         try:
             returned = self._function(**self._arguments)
             if isinstance(returned, Iterator):
+                self._watch.leave_counting()
                 for _ in returned:
                     self._watch.count_step()
                     if self._watch.is_done:

@@ -52,9 +52,8 @@ class TrainingWatch:
     Args:
         job: the resolved job. `steps` limits a longer run; a probe ends by itself.
         device: where the training computes.
-        send: called with each event; with the result too if the watch ends the process.
+        send: called with each event; with the result too if the watch ends the process, after the last step.
         enforce_budget: limit memory to the job's budget, instead of only measuring it.
-        ends_process: end the process after the last step. Otherwise the caller asks `is_done`.
         is_alone: whether no other process trains with this one. Several have to end after the same step, not by time.
     """
 
@@ -65,13 +64,12 @@ class TrainingWatch:
         send: Send,
         *,
         enforce_budget: bool,
-        ends_process: bool,
         is_alone: bool = True,
     ) -> None:
         assert job.batch_size is not None
         self._job, self._batch_size = job, job.batch_size
         self._device, self._send = device, send
-        self._enforce_budget, self._ends_process = enforce_budget, ends_process
+        self._enforce_budget, self._ends_process = enforce_budget, True
         self._most_steps = _MOST_STEPS if is_alone else _PROBE_STEPS
         self._process = os.getpid()  # data-loading processes inherit the hooks
         self._loads_alone = loads_in_its_own_process(device.kind, job.memory_budget_bytes)
@@ -128,6 +126,10 @@ class TrainingWatch:
         dataloader._BaseDataLoaderIter._next_index = next_index  # type: ignore[method-assign]
         DataLoader.__init__ = make_loader  # type: ignore[method-assign]
 
+    def leave_counting(self) -> None:
+        """Leave it to the caller to count steps and to ask `is_done`: the training yields after each."""
+        self._ends_process = False
+
     @property
     def steps(self) -> int:
         """The steps of the optimizer that has made the most."""
@@ -163,7 +165,12 @@ class TrainingWatch:
                 f"{self._job.workload}: its data loader gives batches of {drawn} for batch_size={self._batch_size}. "
                 "Use batch_size as the size of the loader's batches."
             )
-        return JobResult(status=JobStatus.FITS, samples_per_second=self._samples_per_second(), **measured)
+        return JobResult(
+            status=JobStatus.FITS,
+            samples_per_second=self._samples_per_second(),
+            training_samples=self._dataset_samples or None,
+            **measured,
+        )
 
     def result_after(self, error: BaseException) -> JobResult:
         """Return the result if a data set without a full batch explains an exception; else raise `cause(error)`."""

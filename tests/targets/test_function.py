@@ -52,6 +52,7 @@ def test_a_probe_ends_by_itself_with_memory_and_speed(runner: JobRunner, functio
 
 def test_a_longer_run_goes_on_to_its_steps_or_to_its_end(runner: JobRunner, function_job: FunctionJob) -> None:
     assert runner.run(function_job("generator", probe=False, steps=7)).steps == 7
+    assert runner.run(function_job("returns_a_generator", probe=False, steps=7)).steps == 7
     assert runner.run(function_job("epochs", probe=False, steps=7)).steps == 7
     assert runner.run(function_job("epochs", probe=False, batch_size=100)).steps == 2 * 10
 
@@ -144,6 +145,16 @@ def test_an_option_that_it_does_not_have_is_rejected(function_job: FunctionJob) 
 def test_a_function_without_steps_is_rejected(runner: JobRunner, function_job: FunctionJob) -> None:
     with pytest.raises(BadInput, match="it ended without an optimizer step"):
         runner.run(function_job("without_steps"))
+
+
+@pytest.mark.slow
+def test_a_function_whose_memory_does_not_grow_is_rejected_before_anything_is_written(
+    function_job: FunctionJob, tmp_path: Path
+) -> None:
+    stores = {"storage": f"sqlite:///{tmp_path}/optuna.db", "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    with pytest.raises(BadInput, match="batch 2048 takes no more memory than batch 2"):
+        amp_track.max_batch("functions:ignores_its_batch_size", memory_budget="64MiB", **stores)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.nightly

@@ -145,3 +145,12 @@ def with_defaults(batch_size, loss=nn.functional.cross_entropy, width=4, rate: f
     while True:
         training.step(images(batch_size))
         yield
+
+
+def returns_a_generator(batch_size: int, precision: str) -> Iterator[None]:
+    """As a decorator makes it: the function itself is no generator."""
+    return generator(batch_size, precision)
+
+
+def ignores_its_batch_size(batch_size: int, precision: str) -> Iterator[None]:
+    return generator(16, precision)
