@@ -7,6 +7,7 @@ process ends after enough steps. Either is the user's own training: amp_track bu
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import os
 import tempfile
@@ -46,6 +47,11 @@ class FunctionTarget:
         self._options = _options(job, function, self._parameters)
 
     def inspect(self) -> TargetInspection:
+        library = getattr(self._function, "library", None)
+        if library is not None and importlib.util.find_spec(library) is None:
+            raise BadInput(
+                f"{self._job.workload}: {library} is not installed. Install it with pip install 'amp-track[{library}]'."
+            )
         default = self._parameters["batch_size"].default
         file, imports = self._source_files()
         return TargetInspection(

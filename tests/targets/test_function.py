@@ -127,6 +127,7 @@ def test_a_function_that_hangs_is_timed_out(runner: JobRunner, function_job: Fun
     [
         ("without_batch_size", r"without_batch_size\(\) has no parameter batch_size"),
         ("with_a_path", r"with_a_path\(\) needs path. Set it with --set path=VALUE"),
+        ("needs_a_library", "no_such_library is not installed"),
         ("no_such_name", "has no Workload or function named no_such_name"),
     ],
 )

@@ -154,3 +154,9 @@ def returns_a_generator(batch_size: int, precision: str) -> Iterator[None]:
 
 def ignores_its_batch_size(batch_size: int, precision: str) -> Iterator[None]:
     return generator(16, precision)
+
+
+def needs_a_library(batch_size: int, precision: str) -> None: ...
+
+
+needs_a_library.library = "no_such_library"  # type: ignore[attr-defined]
