@@ -11,6 +11,7 @@ AttributeError at the first probe.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -106,6 +107,7 @@ class TrainingWatch:
         )
         watch = self
 
+        @functools.wraps(make)
         def make_optimizer(self: Any, *arguments: Any, **keywords: Any) -> None:
             watch._begin()
             make(self, *arguments, **keywords)
@@ -114,6 +116,7 @@ class TrainingWatch:
         def next_index(self: Any) -> Any:
             return watch._drawn(self, lambda: draw(self))  # type: ignore[no-untyped-call]
 
+        @functools.wraps(load)  # Lightning reads its signature, to make a loader for each rank
         def make_loader(self: Any, *arguments: Any, **keywords: Any) -> None:
             if watch._loads_alone and watch._is_here:
                 arguments = (*arguments[:5], 0, *arguments[6:]) if len(arguments) > 5 else arguments
