@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +16,6 @@ from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import progress
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
-from amp_track.results.trial_row import TrialRow
 from amp_track.runner.runner import ignore
 from amp_track.session import probe_jobs, publish, study_manifest
 from amp_track.session.run_job import limit_in_words, raise_on_crash, run_trial, why_nothing_fits
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from amp_track.tracking import Tracker
 
 
-_TRIED_SAMPLES = 2
-"""The batch of the first run of a function or a command."""
+_TRIED_SAMPLES, _MANY_TRIED_SAMPLES = 2, 2048
+"""The batch of the first run of a function or a command, and of another one if no DataLoader has shown its batches."""
 _MUCH_LARGER, _NO_GROWTH_BYTES = 256, 2**16
 """If the batch grows by this factor, any training needs more additional memory than this."""
 
@@ -67,6 +67,14 @@ def _try_out(session: Session) -> Session:
             if session.request.max_batch_options.precisions is not None or len(failed) + 1 == len(session.precisions):
                 raise_on_crash(job, job_result)
             failed[precision] = Support(supported=False, reason=f"the training failed: {job_result.message}")
+    if job_result.fits and job_result.training_samples is None:
+        job = dataclasses.replace(job, batch_size=_MANY_TRIED_SAMPLES)
+        with progress.working(f"trying {session.job.short_name} with {_MANY_TRIED_SAMPLES} samples"):
+            many_result = None
+            with contextlib.suppress(BadInput):  # its data may have no such batch
+                many_result = session.runner.run(job, ignore)
+        if many_result is not None:
+            _check_growth(job, many_result, [(_TRIED_SAMPLES, job_result)])
     supports = tuple((name, failed.get(name, support)) for name, support in session.inspection.precisions)
     inspection = dataclasses.replace(session.inspection, precisions=supports)
     left = tuple(name for name in session.precisions if name not in failed)
@@ -124,7 +132,8 @@ def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxB
             where = _bracket_in_words(*max_batches.bracket_of(known, proposal.precision))
             job_result, run_id = run_trial(tracked_study, asked.trial, job, proposal=proposal, where=where)
             if session.inspection.kind != "workload":
-                _check_growth(job, job_result, max_batches.probe_results(known))
+                rows = [row for row in max_batches.probe_results(known) if row.precision == job.precision]
+                _check_growth(job, job_result, [(row.batch_size, row.job_result) for row in rows])
             asked.value = max_batches.record(asked.trial, proposal, job_result, run_id, goal.budget_bytes)
     publish.show_max_batches(tracked_study.studies, study, goal)
 
@@ -143,16 +152,15 @@ def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxB
     return result
 
 
-def _check_growth(job: Job, job_result: JobResult, known: Sequence[TrialRow]) -> None:
+def _check_growth(job: Job, job_result: JobResult, known: Sequence[tuple[int, JobResult]]) -> None:
     """Raise BadInput if a much larger batch takes no more memory: the function or command ignores its batch size."""
     assert job.batch_size is not None
-    for row in known:
-        if row.precision != job.precision or not (row.job_result.fits and job_result.fits):
-            continue
-        growth = (job_result.peak_bytes or 0) - (row.job_result.peak_bytes or 0)
-        if job.batch_size >= _MUCH_LARGER * row.batch_size and growth < _NO_GROWTH_BYTES:
+    for batch_size, smaller in known:
+        growth = (job_result.peak_bytes or 0) - (smaller.peak_bytes or 0)
+        is_much_larger = job.batch_size >= _MUCH_LARGER * batch_size
+        if smaller.fits and job_result.fits and is_much_larger and growth < _NO_GROWTH_BYTES:
             raise BadInput(
-                f"{job.workload}: batch {job.batch_size} takes no more memory than batch {row.batch_size}, so it seems "
+                f"{job.workload}: batch {job.batch_size} takes no more memory than batch {batch_size}, so it seems "
                 "to ignore its batch size. Make each step train on batch_size samples."
             )
 

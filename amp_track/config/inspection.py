@@ -49,6 +49,8 @@ class TargetInspection:
     """0 if the data was not loaded: the job is synthetic, or the target is not a workload."""
     evaluation_samples: int = 0
     dataset_digest: str = "unknown"
+    libraries: tuple[tuple[str, str], ...] = ()
+    """The versions of other libraries that it may train with, such as lightning."""
 
     def knows_samples(self, job: Job) -> bool:
         """Return whether the number of training samples is known and limits a job's batch."""

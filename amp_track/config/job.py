@@ -19,6 +19,8 @@ from amp_track.config.cli_params import Affects, Panel, setting, switch
 from amp_track.config.precisions import Precision
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
+OUTPUT = "output.txt"
+"""The file in a job's folder with the output of its command."""
 
 
 @dataclass(frozen=True, kw_only=True)

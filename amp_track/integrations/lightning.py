@@ -68,5 +68,6 @@ def fit(batch_size: int, precision: str, device: str, module: str, data: str) ->
     trainer.fit(source.named_object(module)(), datamodule=source.named_object(data)(batch_size))
 
 
+fit.library = "lightning"  # type: ignore[attr-defined]
 fit.references = ("module", "data")  # type: ignore[attr-defined]
 fit.recipe = "Trainer(precision={in_lightning!r}), batch size {batch_size}"  # type: ignore[attr-defined]

@@ -52,6 +52,7 @@ def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
         source.named_object(trainer)(batch_size, arguments).train()
 
 
+train.library = "transformers"  # type: ignore[attr-defined]
 train.references = ("trainer",)  # type: ignore[attr-defined]
 train.recipe = "per_device_train_batch_size={batch_size} {in_transformers}"  # type: ignore[attr-defined]
 # accelerate 1.15, accelerator.py: `self.device.type != "cpu"`

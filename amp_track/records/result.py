@@ -120,7 +120,7 @@ class JobResult:
     traceback: str = ""
     signal: str = ""  # the signal that killed the job process, such as `SIGSEGV`
     training_samples: int | None = None
-    """The size of a data set that is smaller than the batch."""
+    """The size of the data set of a function or a command, if a DataLoader has shown it."""
     size_ratio: float | None = None
     """The size of the largest sample relative to the mean, if every batch had the largest ones."""
     requested_bytes: int | None = None  # the size of the allocation that failed

@@ -13,11 +13,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 from amp_track.config.inspection import Inspection
-from amp_track.config.job import ALONE, Job, JobFolder, Rank, ranks_of_one_machine
+from amp_track.config.job import ALONE, OUTPUT, Job, JobFolder, Rank, ranks_of_one_machine
 from amp_track.records.dtypes import DtypesReport
-from amp_track.records.errors import TargetFailed
+from amp_track.records.errors import TargetFailed, printable
 from amp_track.records.events import Event, Noted
 from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
 from amp_track.records.result import JobResult, JobStatus
@@ -27,8 +28,15 @@ from amp_track.training.devices import cgroup
 from amp_track.workers import processes
 
 _FORECAST_SECONDS = 30.0
+_LAST_LINES = 20
+"""The lines of a failed command's output that are shown: it says there what is wrong, such as its usage."""
 
 _log = logging.getLogger("amp_track.runner")
+
+
+def _last_lines(file: Path) -> str:
+    lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+    return printable("\n".join(lines[-_LAST_LINES:]))
 
 
 def ignore(event: Event) -> None:
@@ -142,7 +150,11 @@ class JobRunner:
             rendezvous = f"file://{scratch}/rendezvous" if scratch is not None else ""
             all_ranks = ranks_of_one_machine(job.nproc, rendezvous)
             results = self.in_fresh_processes(task, job, all_ranks, on_event, folder)
-        return ranks.merge_job_results([result for result in results if isinstance(result, JobResult | None)])
+            merged = ranks.merge_job_results([result for result in results if isinstance(result, JobResult | None)])
+            is_explained = merged.traceback or merged.status not in (JobStatus.CRASHED, JobStatus.TIMED_OUT)
+            if job.command and folder is not None and not is_explained:
+                merged = dataclasses.replace(merged, traceback=_last_lines(Path(folder.path) / OUTPUT))
+        return merged
 
     def in_fresh_processes(
         self,

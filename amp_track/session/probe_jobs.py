@@ -59,6 +59,7 @@ def goal_of(session: Session, free_bytes: int, *, recommends: bool = False) -> G
         budget_bytes=budget_bytes,
         headroom_bytes=headroom_bytes,
         first_batch=session.inspection.batch_size,
+        first_batch_reason="the workload's batch size" if session.inspection.kind == "workload" else "first batch",
         multiple_of=options.multiple_of,
         most_evaluated=_most_evaluated(session, limit),
         confirm=options.confirm_steps != 0,

@@ -275,6 +275,7 @@ def _max_batch_settings(session: Session) -> dict[str, str]:
         "accumulation": "none" if options.effective_batch_size is None else "some",
         "epochs": training,
         "torch": dict(inspection.versions)["torch"],
+        **dict(inspection.libraries),
         "meter": str(_METER_VERSION),
         **(on_cpu if inspection.hardware.kind == "cpu" else {}),
     }

@@ -93,7 +93,7 @@ class Forecasting(Protocol):
 
 
 class NoForecasts:
-    """Predicts nothing: the search starts at the workload's batch size."""
+    """Predicts nothing: the search starts at the goal's first batch."""
 
     seconds: float | None = None
 
@@ -113,7 +113,8 @@ class Goal:
     headroom_bytes: int = 0
     """The memory that is left free beside it."""
     first_batch: int
-    """The workload's batch size."""
+    """The batch to start from without any knowledge."""
+    first_batch_reason: str = "the workload's batch size"
     multiple_of: int
     """The largest multiple of this up to the max batch is probed, too."""
     most_evaluated: Limit | None = None
@@ -370,8 +371,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
         return Proposal(precision, step.batch_size, "repeat", "repeat, to verify the limit", ran[0].peak_bytes)
 
     def _hint(self, done: Mapping[str, list[Done]], precision: str) -> Hint:
-        """Return the first batch: from a memory plan, another precision's max batch, or the workload's batch size."""
-        first = Hint(self.goal.first_batch, "the workload's batch size")
+        """Return the first batch: from a memory plan, another precision's max batch, or the goal's."""
+        first = Hint(self.goal.first_batch, self.goal.first_batch_reason)
         if (planned := self.goal.forecasts().get(precision)) is not None:
             return Hint(
                 max(planned.batch_size, 1),

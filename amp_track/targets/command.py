@@ -18,10 +18,10 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from amp_track.config.inspection import TargetInspection
-from amp_track.config.job import Job, JobFolder
+from amp_track.config.job import OUTPUT, Job, JobFolder
 from amp_track.config.precisions import PRECISIONS, REFERENCE
 from amp_track.memory_plan.fake_step import FakeStep
-from amp_track.records.errors import BadInput, printable
+from amp_track.records.errors import BadInput
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.targets import launched, source
 from amp_track.targets.base import FIRST_BATCH, needs_a_workload
@@ -31,8 +31,6 @@ from amp_track.training.process_group import RankGroup
 from amp_track.training.watch import Send, TrainingWatch
 from amp_track.workers import liveness
 
-_LAST_LINES = 20
-"""The lines of a failed command's output that are shown."""
 _JOB_RESULT = TypeAdapter(JobResult)
 _SITECUSTOMIZE = """\
 import importlib.machinery, importlib.util, os, sys
@@ -71,6 +69,7 @@ class CommandTarget:
             workload_imports=beside,
             batch_size=FIRST_BATCH,
             unsupported=self._unsupported(),
+            libraries=source.versions_of_libraries(),
         )
 
     def _unsupported(self) -> tuple[tuple[str, str], ...]:
@@ -108,12 +107,10 @@ class CommandTraining:
         program, *arguments = self._job.words(scratch=str(self._folder / "scratch"))
         (self._folder / "scratch").mkdir(exist_ok=True)
         os.environ |= _NO_TRACKING | {"MLFLOW_TRACKING_URI": f"sqlite:///{self._folder}/mlflow.db"}
-        output = self._folder / "output.txt"
+        output = self._folder / OUTPUT
         if not source.is_python(program):
             return self._launch([program, *arguments], output)
-        self._watch = watch = TrainingWatch(
-            self._job, self._device, self._send, enforce_budget=self._enforce_budget, ends_process=True
-        )
+        self._watch = watch = TrainingWatch(self._job, self._device, self._send, enforce_budget=self._enforce_budget)
         watch.install()
         try:
             with _output_to(output):
@@ -124,16 +121,10 @@ class CommandTraining:
                 raise cause from None
             if error.code:
                 said = f"exit code {error.code}" if isinstance(error.code, int) else str(error.code)
-                return self._crashed(said, output)
+                return JobResult(status=JobStatus.CRASHED, phase=self.phase, message=said)
         except BaseException as error:
             return watch.result_after(error)
         return watch.result()
-
-    def _crashed(self, message: str, output: Path) -> JobResult:
-        """Return the result of a command that says in its output what is wrong, such as its usage."""
-        lines = output.read_text(errors="replace").splitlines() if output.exists() else []
-        tail = printable("\n".join(lines[-_LAST_LINES:]))
-        return JobResult(status=JobStatus.CRASHED, phase=self.phase, message=message, traceback=tail)
 
     def _launch(self, words: Sequence[str], output: Path) -> JobResult:
         """Run a program that starts Python itself, and return what its training process has reported."""
@@ -159,7 +150,8 @@ class CommandTraining:
         if (rejection := self._folder / launched.REJECTION).exists():
             raise BadInput(rejection.read_text())
         if done.returncode:
-            return self._crashed(f"exit code {done.returncode}", output)
+            message = f"exit code {done.returncode}"
+            return JobResult(status=JobStatus.CRASHED, phase=self.phase, message=message)
         if not reports:
             raise BadInput(f"{self._job.workload}: it ended without an optimizer step of a torch optimizer.")
         return max(reports, key=lambda each: each.peak_bytes or 0)

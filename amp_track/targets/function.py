@@ -7,6 +7,7 @@ process ends after enough steps. Either is the user's own training: amp_track bu
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import os
 import tempfile
@@ -46,6 +47,11 @@ class FunctionTarget:
         self._options = _options(job, function, self._parameters)
 
     def inspect(self) -> TargetInspection:
+        library = getattr(self._function, "library", None)
+        if library is not None and importlib.util.find_spec(library) is None:
+            raise BadInput(
+                f"{self._job.workload}: {library} is not installed. Install it with pip install 'amp-track[{library}]'."
+            )
         default = self._parameters["batch_size"].default
         file, imports = self._source_files()
         return TargetInspection(
@@ -57,6 +63,7 @@ class FunctionTarget:
             options=tuple((name, str(value)) for name, value in self._options.items()),
             recipe=getattr(self._function, "recipe", None) or self._recipe(),
             unsupported=self._unsupported(),
+            libraries=source.versions_of_libraries(),
         )
 
     def _recipe(self) -> str:
@@ -100,8 +107,7 @@ class FunctionTarget:
             tempfile.tempdir = os.environ["TMPDIR"] = folder.path
         given = {"batch_size": job.batch_size, "precision": job.precision, "device": str(device.torch_device)}
         arguments = {name: value for name, value in given.items() if name in self._parameters} | self._options
-        yields = inspect.isgeneratorfunction(self._function)
-        watch = TrainingWatch(job, device, send, enforce_budget=enforce_budget, ends_process=not yields)
+        watch = TrainingWatch(job, device, send, enforce_budget=enforce_budget)
         return FunctionTraining(watch, self._function, arguments)
 
     def dtypes(self, device: Device) -> DtypesWatch:
@@ -126,6 +132,7 @@ class FunctionTraining:
         try:
             returned = self._function(**self._arguments)
             if isinstance(returned, Iterator):
+                self._watch.leave_counting()
                 for _ in returned:
                     self._watch.count_step()
                     if self._watch.is_done:

@@ -92,7 +92,7 @@ def _watch_this_process() -> None:
             report.with_suffix(".tmp").rename(report)
 
     is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    watched = TrainingWatch(job, device, send, enforce_budget=settings["enforce"], ends_process=True, is_alone=is_alone)
+    watched = TrainingWatch(job, device, send, enforce_budget=settings["enforce"], is_alone=is_alone)
     watched.install()
     show, end = sys.excepthook, sys.exit
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import inspect
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -21,6 +23,8 @@ from amp_track.records.errors import BadInput
 
 _SUFFIXES = importlib.machinery.all_suffixes()
 """The suffixes of importable files: .py, .so, …"""
+LIBRARIES = ("accelerate", "lightning", "pytorch-lightning", "timm", "transformers")
+"""Libraries that train: each version may use another amount of memory."""
 _ahead: dict[str, ModuleType | BaseException] = {}
 """What `import_ahead` has imported or caught, until `import_workload` asks for it."""
 
@@ -148,6 +152,20 @@ def digest(file: Path, imports: Iterable[str] = ()) -> str | None:
         return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()[:12]
     except (OSError, ValueError):
         return None
+
+
+def versions_of_libraries(files: Iterable[Path] | None = None) -> tuple[tuple[str, str], ...]:
+    """Return the versions of the installed libraries that train, without importing them; of files, of those they name.
+
+    A function or a command may use any: its own imports may come late, and from other packages.
+    """
+    texts = [file.read_text(errors="replace") for file in files] if files is not None else None
+    found = []
+    for name in LIBRARIES:
+        if texts is None or any(re.search(rf"\b{name.replace('-', '_')}\b", text) for text in texts):
+            with suppress(importlib.metadata.PackageNotFoundError):
+                found.append((name, importlib.metadata.version(name)))
+    return tuple(found)
 
 
 def script_of(command: Sequence[str]) -> str:

@@ -77,6 +77,7 @@ class WorkloadTarget:
             training_samples=samples[0],
             evaluation_samples=samples[1],
             dataset_digest=dataset_digest,
+            libraries=source.versions_of_libraries([file, *(file.parent / name for name in imports)]),
         )
 
     def training(

@@ -64,7 +64,10 @@ def resumed_tags(job: Job, inspection: Inspection) -> dict[str, str]:
 
 
 def _origin_tags(job: Job, inspection: Inspection) -> dict[str, str]:
-    versions = {f"amp_track.version.{name}": value for name, value in (*inspection.versions, *_versions())}
+    versions = {
+        f"amp_track.version.{name}": value
+        for name, value in (*inspection.versions, *inspection.libraries, *_versions())
+    }
     return _source_tags(inspection) | versions | _commit_of(job.workload)
 
 

@@ -12,6 +12,7 @@ them, `install` raises AttributeError at the first probe.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -55,9 +56,8 @@ class TrainingWatch:
     Args:
         job: the resolved job. `steps` limits a longer run; a probe ends by itself.
         device: where the training computes.
-        send: called with each event; with the result too if the watch ends the process.
+        send: called with each event; with the result too if the watch ends the process, after the last step.
         enforce_budget: limit memory to the job's budget, instead of only measuring it.
-        ends_process: end the process after the last step. Otherwise the caller asks `is_done`.
         is_alone: whether no other process trains with this one. Several have to end after the same step, not by time.
     """
 
@@ -68,13 +68,12 @@ class TrainingWatch:
         send: Send,
         *,
         enforce_budget: bool,
-        ends_process: bool,
         is_alone: bool = True,
     ) -> None:
         assert job.batch_size is not None
         self._job, self._batch_size = job, job.batch_size
         self._device, self._send = device, send
-        self._enforce_budget, self._ends_process = enforce_budget, ends_process
+        self._enforce_budget, self._ends_process = enforce_budget, True
         self._most_steps = _MOST_STEPS if is_alone else _PROBE_STEPS
         self._process = os.getpid()  # data-loading processes inherit the hooks
         self._loads_alone = loads_in_its_own_process(device.kind, job.memory_budget_bytes)
@@ -114,6 +113,7 @@ class TrainingWatch:
         )
         watch = self
 
+        @functools.wraps(make)
         def make_optimizer(self: Any, *arguments: Any, **keywords: Any) -> None:
             watch._begin()
             make(self, *arguments, **keywords)
@@ -122,6 +122,7 @@ class TrainingWatch:
         def next_index(self: Any) -> Any:
             return watch._drawn(self, lambda: draw(self))  # type: ignore[no-untyped-call]
 
+        @functools.wraps(load)  # Lightning reads its signature, to make a loader for each rank
         def make_loader(self: Any, *arguments: Any, **keywords: Any) -> None:
             if watch._loads_alone and watch._is_here:
                 arguments = (*arguments[:5], 0, *arguments[6:]) if len(arguments) > 5 else arguments
@@ -133,6 +134,10 @@ class TrainingWatch:
         torch_optimizer.Optimizer.__init__ = make_optimizer  # type: ignore[method-assign]
         dataloader._BaseDataLoaderIter._next_index = next_index  # type: ignore[method-assign]
         DataLoader.__init__ = make_loader  # type: ignore[method-assign]
+
+    def leave_counting(self) -> None:
+        """Leave it to the caller to count steps and to ask `is_done`: the training yields after each."""
+        self._ends_process = False
 
     @property
     def steps(self) -> int:
@@ -169,7 +174,12 @@ class TrainingWatch:
                 f"{self._job.workload}: its data loader gives batches of {drawn} for batch_size={self._batch_size}. "
                 "Use batch_size as the size of the loader's batches."
             )
-        return JobResult(status=JobStatus.FITS, samples_per_second=self._samples_per_second(), **measured)
+        return JobResult(
+            status=JobStatus.FITS,
+            samples_per_second=self._samples_per_second(),
+            training_samples=self._dataset_samples or None,
+            **measured,
+        )
 
     def result_after(self, error: BaseException) -> JobResult:
         """Return the result if a data set without a full batch explains an exception; else raise `cause(error)`."""

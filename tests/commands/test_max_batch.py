@@ -20,6 +20,7 @@ from amp_track.commands.max_batch import max_batch
 from amp_track.commands.search import search
 from amp_track.commands.train import train
 from amp_track.config import values
+from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.config.options import Request, SearchOptions
 from amp_track.records.errors import BadInput, NothingFits, TargetFailed
@@ -407,6 +408,18 @@ class TestResuming:
     def test_another_question_under_the_same_name_is_rejected(self) -> None:
         with pytest.raises(BadInput, match=r'^Study "mine/max-batch" was created with grad_accum 1; .* has 2'):
             max_batch(asked(job={"grad_accum": 2}), runner=SimulatedRunner())
+
+    def test_another_version_of_a_library_that_trains_is_rejected(self) -> None:
+        class WithLightning(SimulatedRunner):
+            version = "2.6"
+
+            def inspect(self, job: Job) -> Inspection:
+                return dataclasses.replace(super().inspect(job), libraries=(("lightning", self.version),))
+
+        max_batch(asked(), runner=WithLightning())
+        WithLightning.version = "2.7"
+        with pytest.raises(BadInput, match=r"was created with lightning 2\.6; .* has 2\.7"):
+            max_batch(asked(), runner=WithLightning())
 
     @pytest.mark.parametrize(
         ("epochs", "is_known"), [*(pytest.param(few, False, marks=pytest.mark.nightly) for few in (2, 3)), (4, True)]

@@ -29,6 +29,35 @@ try:
 except amp_track.BadInput as error:
     print(error)
 """
+A_FILE_OF_THE_NOTEBOOK = """%%writefile mine.py
+import torch
+
+def train_steps(batch_size, precision):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    while True:
+        model(torch.randn(batch_size, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield
+"""
+A_FUNCTION = """
+import amp_track
+
+found = amp_track.max_batch(
+    "mine:train_steps", precision="fp32", memory_budget="64MiB", max_batch_size=64, confirm_steps=8
+)
+print(found.max_batch)
+"""
+A_FUNCTION_OF_THE_NOTEBOOK = """
+def train_steps(batch_size, precision):
+    yield
+
+try:
+    amp_track.max_batch(train_steps)
+except amp_track.BadInput as error:
+    print(error)
+"""
 CELLS = (FIT, SHOW, TRAIN, A_CLASS_OF_THE_NOTEBOOK)
 
 
@@ -80,3 +109,17 @@ def shown_in(cell: Any) -> list[dict[str, str]]:
     streams = [output for output in cell.outputs if output.output_type == "stream"]
     assert all("IProgress not found" in stream.text and stream.text.count("\n") <= 2 for stream in streams)
     return [output.data for output in cell.outputs if output not in streams]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+def test_a_function_of_a_written_file_is_found_and_one_of_a_cell_is_rejected(clean_folder: Path) -> None:
+    sources = (A_FILE_OF_THE_NOTEBOOK, A_FUNCTION, A_FUNCTION_OF_THE_NOTEBOOK)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(clean_folder)}}).execute()
+    _, found, rejected = (
+        "".join(output.text for output in cell.outputs if output.get("name") == "stdout") for cell in notebook.cells
+    )
+    assert found == "{'fp32': 64}\n"
+    assert rejected.startswith("workload: the function train_steps exists only in this notebook or script")
+    assert "%%writefile" in rejected

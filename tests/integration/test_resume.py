@@ -1,16 +1,19 @@
 """Searches that are killed or stopped, and resumed, in real processes."""
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import optuna
 import pytest
-from held_workers import runs
+from held_workers import max_batches, runs
 from optuna.trial import TrialState
-from support import DIGITS, Done
+from support import DIGITS, WORKLOADS, Done
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
 URL = "sqlite:///optuna.db"
@@ -38,9 +41,11 @@ def _hear_the_terminal() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def stop_after(study: str, finished: int, ending: signal.Signals) -> subprocess.Popen[bytes]:
-    """Start the search and end it while the trial after `finished` others is running."""
-    command = [sys.executable, "-m", "amp_track", *SEARCH]
+def stop_after(
+    study: str, finished: int, ending: signal.Signals, arguments: Sequence[str] = SEARCH
+) -> subprocess.Popen[bytes]:
+    """Start a command, by default the search, and end it while the trial after `finished` others is running."""
+    command = [sys.executable, "-m", "amp_track", *arguments]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         preexec_fn=_hear_the_terminal,
@@ -91,6 +96,55 @@ def test_a_killed_search_goes_on_where_it_stopped(amp_track: Callable[..., Done]
     statuses = [run.info.status for run in runs()]
     assert statuses.count("KILLED") == 2
     assert set(statuses) == {"FINISHED", "KILLED"}
+
+
+@pytest.fixture(params=["function", "command"])
+def training(request: pytest.FixtureRequest, clean_folder: Path) -> list[str]:
+    """The words of a training that is not a workload, in the working folder."""
+    if request.param == "function":
+        shutil.copy(WORKLOADS / "functions.py", clean_folder)
+        return ["functions:generator"]
+    shutil.copytree(WORKLOADS / "scripts", clean_folder, dirs_exist_ok=True)
+    return ["--precision-words", "fp32=", "--", "python", "train.py", "--bs", "{batch_size}", "{precision}"]
+
+
+def max_batch_of(study: str, training: list[str]) -> list[str]:
+    short = ["--memory-budget", "64MiB", "--precision", "fp32", "--confirm-steps", "8"]
+    return ["max-batch", *short, "--study", study, "--json", *training]
+
+
+def work_of(study: str) -> list[tuple[int, str]]:
+    """Return the batch size and the kind of each finished job of a study."""
+    done = [trial for trial in trials(f"{study}/max-batch") if trial.state is TrialState.COMPLETE]
+    return [(trial.params["batch_size"], trial.user_attrs["kind"]) for trial in done]
+
+
+def test_a_killed_max_batch_of_a_training_goes_on_where_it_stopped(
+    amp_track: Callable[..., Done], training: list[str]
+) -> None:
+    stop_after("stopped/max-batch", 3, signal.SIGKILL, max_batch_of("stopped", training))
+    known = work_of("stopped")
+    resumed, undisturbed = (amp_track(*max_batch_of(study, training)) for study in ("stopped", "alone"))
+    assert resumed.returncode == undisturbed.returncode == 0, resumed.stderr
+    assert max_batches(json.loads(resumed.stdout)) == max_batches(json.loads(undisturbed.stdout))
+    assert work_of("stopped")[: len(known)] == known
+    assert work_of("stopped") == work_of("alone"), "nothing is repeated or left out"
+    statuses = [run.info.status for run in runs()]
+    assert statuses.count("KILLED") == 1
+    assert set(statuses) == {"FINISHED", "KILLED"}
+
+
+def test_search_workers_share_the_max_batch_of_a_training(amp_track: Callable[..., Done], training: list[str]) -> None:
+    stop_after("stopped/max-batch", 2, signal.SIGKILL, max_batch_of("stopped", training))
+    rejected = amp_track("worker", "stopped", "--json")
+    is_command = "--" in training
+    assert rejected.returncode == 2 if is_command else rejected.returncode == 0, rejected.stderr
+    work = [sys.executable, "-m", "amp_track", "worker", "stopped", "--trust-store", "--json"]
+    workers = [subprocess.Popen(work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(2)]
+    results = [max_batches(json.loads(worker.communicate(timeout=240)[0])) for worker in workers]
+    assert results == [max_batches(json.loads(amp_track(*max_batch_of("alone", training)).stdout))] * 2
+    done = [work for work in work_of("stopped") if work[1] != "repeat"]
+    assert len(done) == len(set(done)), "a probe was repeated"
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

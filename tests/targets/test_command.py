@@ -114,6 +114,13 @@ def test_each_end_has_its_status(
     assert OUR_FRAMES not in job_result.traceback
 
 
+def test_a_script_that_hangs_is_timed_out_with_its_last_lines(runner: JobRunner, command_job: CommandJob) -> None:
+    Path("hangs.py").write_text("import time\nprint('waiting for data', flush=True)\ntime.sleep(600)\n")
+    job = command_job("python", "hangs.py", "{batch_size}")
+    job_result = runner.run(dataclasses.replace(job, job_timeout_seconds=1.0))
+    assert (job_result.status, job_result.traceback) == (JobStatus.TIMED_OUT, "waiting for data")
+
+
 def test_a_script_that_ends_before_a_step_is_rejected(runner: JobRunner, command_job: CommandJob) -> None:
     with pytest.raises(BadInput, match="it ended without an optimizer step"):
         runner.run(command_job("python", SCRIPT, "--bs", "{batch_size}", "--ends", "before a step"))

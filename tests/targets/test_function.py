@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def test_a_function_is_inspected(runner: JobRunner, function_job: FunctionJob) -
     found = runner.inspect(function_job("generator", options=(("width", "32"),)))
     assert (found.kind, found.workload_name, found.options) == ("function", "generator", (("width", "32"),))
     assert len(found.workload_digest) == 12
+    assert dict(found.libraries)["lightning"] == importlib.metadata.version("lightning")
 
 
 @pytest.mark.parametrize("name", ["generator", "epochs"])
@@ -50,6 +52,7 @@ def test_a_probe_ends_by_itself_with_memory_and_speed(runner: JobRunner, functio
 
 def test_a_longer_run_goes_on_to_its_steps_or_to_its_end(runner: JobRunner, function_job: FunctionJob) -> None:
     assert runner.run(function_job("generator", probe=False, steps=7)).steps == 7
+    assert runner.run(function_job("returns_a_generator", probe=False, steps=7)).steps == 7
     assert runner.run(function_job("epochs", probe=False, steps=7)).steps == 7
     assert runner.run(function_job("epochs", probe=False, batch_size=100)).steps == 2 * 10
 
@@ -124,6 +127,7 @@ def test_a_function_that_hangs_is_timed_out(runner: JobRunner, function_job: Fun
     [
         ("without_batch_size", r"without_batch_size\(\) has no parameter batch_size"),
         ("with_a_path", r"with_a_path\(\) needs path. Set it with --set path=VALUE"),
+        ("needs_a_library", "no_such_library is not installed"),
         ("no_such_name", "has no Workload or function named no_such_name"),
     ],
 )
@@ -142,6 +146,16 @@ def test_an_option_that_it_does_not_have_is_rejected(function_job: FunctionJob) 
 def test_a_function_without_steps_is_rejected(runner: JobRunner, function_job: FunctionJob) -> None:
     with pytest.raises(BadInput, match="it ended without an optimizer step"):
         runner.run(function_job("without_steps"))
+
+
+@pytest.mark.slow
+def test_a_function_whose_memory_does_not_grow_is_rejected_before_anything_is_written(
+    function_job: FunctionJob, tmp_path: Path
+) -> None:
+    stores = {"storage": f"sqlite:///{tmp_path}/optuna.db", "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    with pytest.raises(BadInput, match="batch 2048 takes no more memory than batch 2"):
+        amp_track.max_batch("functions:ignores_its_batch_size", memory_budget="64MiB", **stores)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.nightly

@@ -173,3 +173,18 @@ def texts(batch_size: int, precision: str, samples: int = 200, count: int = 2, l
             with open(log or os.devnull, "a") as file:
                 file.write(f"{len(ids)} {ids.shape[1]} {int((ids > 0).sum())}\n")
             training.step(torch.randn(len(ids), 3, 32, 32))
+
+
+def returns_a_generator(batch_size: int, precision: str) -> Iterator[None]:
+    """As a decorator makes it: the function itself is no generator."""
+    return generator(batch_size, precision)
+
+
+def ignores_its_batch_size(batch_size: int, precision: str) -> Iterator[None]:
+    return generator(16, precision)
+
+
+def needs_a_library(batch_size: int, precision: str) -> None: ...
+
+
+needs_a_library.library = "no_such_library"  # type: ignore[attr-defined]

@@ -1,0 +1,114 @@
+"""Measure the cost of watching a training that is not ours: a plain loop with and without amp_track's hooks.
+
+    python -m benchmarks.watching [--repeats 9]
+
+Each loop runs in a fresh process with one thread, in turns. The CPU time of its thread per step tells more than wall
+time, which noise hides. The small step shows the cost itself; the large one takes about 5 ms.
+
+Writes benchmarks/results/watching-cpu.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import processes
+from benchmarks.provenance import provenance
+
+RESULT = Path(__file__).parent / "results" / "watching-cpu.json"
+WARM_UP_STEPS = 20
+WIDTHS = {"small step": (16, 2000), "5 ms step": (1024, 300)}
+"""The width of the network and the number of timed steps."""
+BATCH_SIZE = 64
+
+
+def seconds_per_step(width: int, steps: int, *, watched: bool) -> dict[str, float]:
+    """Return the CPU and wall seconds of a step of a plain loop."""
+    import torch
+    import torch._dynamo  # as in a job process
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.set_num_threads(1)
+    if watched:
+        from amp_track.config.job import Job
+        from amp_track.training.devices.open import open_device
+        from amp_track.training.watch import TrainingWatch
+
+        job = Job(precision="fp32", device="cpu", batch_size=BATCH_SIZE, steps=10**9)
+        TrainingWatch(job, open_device("cpu"), lambda event: None, enforce_budget=False).install()
+    model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    count = BATCH_SIZE * (WARM_UP_STEPS + steps)
+    data = TensorDataset(torch.randn(count, 64), torch.randint(0, 10, (count,)))
+    cpu_seconds = wall_seconds = 0.0
+    for index, (inputs, targets) in enumerate(DataLoader(data, batch_size=BATCH_SIZE)):
+        if index == WARM_UP_STEPS:
+            cpu_seconds, wall_seconds = time.thread_time(), time.perf_counter()
+        loss: torch.Tensor = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    cpu_seconds, wall_seconds = time.thread_time() - cpu_seconds, time.perf_counter() - wall_seconds
+    return {"cpu_seconds": cpu_seconds / steps, "wall_seconds": wall_seconds / steps}
+
+
+def in_own_process(case: str, *, watched: bool) -> dict[str, float]:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.watching", "--one", case, str(watched)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | processes.ENVIRONMENT, check=True)
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def measure(repeats: int) -> dict[str, Any]:
+    from amp_track.config.job import Job
+    from amp_track.runner.runner import JobRunner
+
+    workload = str(processes.ROOT / "experiments" / "digits.py")
+    runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {"bare": [], "watched": []} for name in WIDTHS}
+    for repeat in range(repeats):
+        for case, of_case in runs.items():
+            for watched in (False, True) if repeat % 2 == 0 else (True, False):
+                of_case["watched" if watched else "bare"].append(in_own_process(case, watched=watched))
+    summaries = {case: _summary(of_case) for case, of_case in runs.items()}
+    found = provenance(JobRunner(workload).inspect(Job(workload=workload, device="cpu")))
+    return {**found, "n": repeats, "summaries": summaries, "runs": runs}
+
+
+def _summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+    """Return medians in microseconds: of a bare step, and of the paired differences with their range."""
+    bare, watched = ([run["cpu_seconds"] * 1e6 for run in runs[name]] for name in ("bare", "watched"))
+    differences = [after - before for before, after in zip(bare, watched, strict=True)]
+    return {
+        "bare_cpu_us": statistics.median(bare),
+        "bare_wall_us": statistics.median(run["wall_seconds"] * 1e6 for run in runs["bare"]),
+        "watch_cpu_us": statistics.median(differences),
+        "watch_cpu_us_least": min(differences),
+        "watch_cpu_us_most": max(differences),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=9, help="measurements per case (default 9)")
+    parser.add_argument("--one", nargs=2, metavar=("CASE", "WATCHED"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        case, watched = arguments.one
+        print(json.dumps(seconds_per_step(*WIDTHS[case], watched=watched == "True")))
+        return
+    result = measure(arguments.repeats)
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result["summaries"], indent=2))
+
+
+if __name__ == "__main__":
+    main()
