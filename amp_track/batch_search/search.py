@@ -148,7 +148,7 @@ def explore(
 def line_of(probes: Sequence[Probe]) -> Line | None:
     """Return the line through the smallest and the largest batch that fits, or None if memory does not rise."""
     points = _points(probe for probe in probes if probe.fits)
-    if len(points) < 2 or points[-1].size_bytes <= points[0].size_bytes:
+    if not points or points[-1].batch_size == points[0].batch_size or points[-1].size_bytes <= points[0].size_bytes:
         return None
     return Line(points[0].batch_size, points[-1], points[0].slope_to(points[-1]))
 

@@ -172,7 +172,7 @@ def test_the_line_goes_through_the_smallest_and_the_largest_that_fit() -> None:
     assert (line.at(10), line.reaches(1650), line.fixed_bytes) == (500, 21, 0.0)
     assert line_of(tried("8=700 16=1500")) == Line(8, Point(16, 1500.0), 100.0)
     assert Line(8, Point(16, 1700.0), 100.0).fixed_bytes == 100.0
-    for nothing_to_draw in ("", "8=100", "8=100 16=100", "8=200 16=100"):
+    for nothing_to_draw in ("", "8=100", "8=100 16=100", "8=200 16=100", "8=100 8=200"):
         assert line_of(tried(nothing_to_draw)) is None
 
 

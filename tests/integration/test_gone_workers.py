@@ -44,7 +44,11 @@ def the_work_of(part: str, trial: Any) -> Any:
     """Return what only one trial of a study does."""
     if part == "max-batch":
         kind = trial.user_attrs["kind"]
-        return trial.number if kind == "repeat" else (trial.params["precision"], trial.params["batch_size"], kind)
+        return (
+            trial.number
+            if kind in ("repeat", "timing")
+            else (trial.params["precision"], trial.params["batch_size"], kind)
+        )
     return str(trial.system_attrs["fixed_params"]) if "fixed_params" in trial.system_attrs else trial.number
 
 

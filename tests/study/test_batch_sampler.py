@@ -1,0 +1,166 @@
+"""The search for max batches on simulated devices: it ends, and each number that it reports is proven by a job."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp_track.batch_search.search import Limit
+from amp_track.records.result import JobResult, JobStatus
+from amp_track.results.max_batch import PrecisionResult
+from amp_track.study import max_batches
+from amp_track.study.batch_sampler import BatchSampler, Goal, Proposal
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Device:
+    """Memory is linear in the batch, rounded up to blocks, with noise of a few pages; speed is noisy too."""
+
+    budget_bytes: int
+    fixed_bytes: int
+    sample_bytes: int
+    block_bytes: int
+    eval_sample_bytes: int
+    size_ratio: float | None
+    longer_bytes: int
+    noise: int
+    seed: int
+
+    def run(self, proposal: Proposal, number: int) -> JobResult:
+        noise = random.Random(self.seed * 1000 + number)
+        is_evaluation, is_typical = proposal.kind == "eval", proposal.kind == "typical"
+        trained = proposal.training_batch_size if is_evaluation else proposal.batch_size
+        ratio = self.size_ratio if self.size_ratio is not None and not is_typical else 1.0
+        longer = self.longer_bytes if proposal.kind == "confirm" else 0
+        base = self.fixed_bytes + longer + 4096 * noise.randint(0, self.noise)
+        train = base + int(ratio * self.sample_bytes * trained)
+        evaluation = base + self.eval_sample_bytes * (proposal.batch_size if is_evaluation else trained)
+        needed = -(-max(train, evaluation) // self.block_bytes) * self.block_bytes
+        if needed > self.budget_bytes:
+            return JobResult(status=JobStatus.OOM, train_peak_allocated_bytes=self.budget_bytes, requested_bytes=4096)
+        return JobResult(
+            status=JobStatus.FITS,
+            peak_bytes=needed,
+            train_peak_allocated_bytes=train,
+            eval_peak_allocated_bytes=evaluation,
+            size_ratio=self.size_ratio if not is_typical else None,
+            samples_per_second=1000 * (1 - 1 / (trained + 1)) * noise.uniform(0.9, 1.0),
+        )
+
+
+def search(device: Device, **settings: object) -> tuple[dict[str, PrecisionResult], list[Proposal]]:
+    goal = Goal(
+        **{
+            "precisions": ("fp32", "bf16"),
+            "limit": Limit(5000, "dataset"),
+            "budget_bytes": device.budget_bytes,
+            "first_batch": 8,
+            "multiple_of": 1,
+            "confirm": True,
+            "recommends": True,
+        }
+        | settings,  # type: ignore[arg-type]
+    )
+    study = optuna.create_study(direction="maximize", sampler=(sampler := BatchSampler(goal)))
+    proposals = []
+    while max_batches.is_anything_left(study, sampler):
+        trial = study.ask()
+        proposals.append(proposal := sampler.suggest(trial))
+        value = max_batches.record(trial, proposal, device.run(proposal, trial.number), "run", device.budget_bytes)
+        study.tell(trial, value)
+        assert len(proposals) < 150, "it does not end"
+    return max_batches.proven(study, sampler), proposals
+
+
+devices = st.builds(
+    Device,
+    budget_bytes=st.integers(8, 512).map(MIB.__mul__),
+    fixed_bytes=st.integers(0, 16).map(MIB.__mul__),
+    sample_bytes=st.integers(1_000, 4 * MIB),
+    block_bytes=st.sampled_from([4096, 2 * MIB]),
+    eval_sample_bytes=st.integers(500, MIB),
+    size_ratio=st.one_of(st.none(), st.floats(1.01, 8.0)),
+    longer_bytes=st.sampled_from([0, 0, 50_000, 2 * MIB]),
+    noise=st.sampled_from([0, 0, 1, 4]),
+    seed=st.integers(0, 100),
+)
+
+
+@given(
+    device=devices,
+    limit=st.sampled_from([1, 7, 64, 5000, 10**6]),
+    beyond=st.sampled_from([0, 3]),
+    multiple_of=st.sampled_from([1, 8]),
+    has_headroom=st.booleans(),
+    evaluates=st.booleans(),
+    confirm=st.booleans(),
+)
+def test_every_search_ends_and_reports_only_what_ran(
+    device: Device,
+    limit: int,
+    beyond: int,
+    multiple_of: int,
+    has_headroom: bool,
+    evaluates: bool,
+    confirm: bool,
+) -> None:
+    results, proposals = search(
+        device,
+        limit=Limit(limit, "dataset"),
+        beyond=beyond,
+        multiple_of=multiple_of,
+        recommends=multiple_of == 1,
+        recommended_bytes=int(0.95 * device.budget_bytes) if has_headroom else None,
+        most_evaluated=Limit(min(limit, 300), "dataset") if evaluates else None,
+        confirm=confirm,
+    )
+    assert set(results) == {"fp32", "bf16"}
+    for name, found in results.items():
+        most = found.max_batch.batch_size
+        ran = {(each.kind, each.batch_size) for each in proposals if each.precision == name}
+        if not most:
+            assert found.typical_max_batch is found.eval_max_batch is None
+            continue
+        assert most in {batch for _, batch in ran}
+        if multiple_of == 1:
+            assert found.recommended_batch is not None
+            assert 1 <= found.recommended_batch <= most
+            assert found.recommended_batch in {batch for kind, batch in ran if kind not in ("typical", "eval")}
+        assert (found.typical_max_batch is not None) == (device.size_ratio is not None)
+        if found.typical_max_batch is not None:
+            assert found.typical_max_batch.batch_size >= most
+        assert (found.eval_max_batch is not None) == evaluates
+        if found.eval_max_batch is not None and found.eval_max_batch.batch_size:
+            assert ("eval", found.eval_max_batch.batch_size) in ran
+
+
+EXACT = Device(
+    budget_bytes=64 * MIB, fixed_bytes=2 * MIB, sample_bytes=40_000, block_bytes=4096, eval_sample_bytes=20_000,
+    size_ratio=1.5, longer_bytes=0, noise=0, seed=0,
+)  # fmt: skip
+
+
+def test_each_number_is_exact_on_a_device_without_noise() -> None:
+    results, _ = search(EXACT, most_evaluated=Limit(5000, "dataset"))
+    room = EXACT.budget_bytes - EXACT.fixed_bytes
+    for found in results.values():
+        assert found.max_batch.batch_size == int(room // (1.5 * EXACT.sample_bytes))
+        assert found.typical_max_batch is not None
+        assert found.typical_max_batch.batch_size == room // EXACT.sample_bytes
+        assert found.eval_max_batch is not None
+        assert found.eval_max_batch.batch_size == room // EXACT.eval_sample_bytes
+
+
+@pytest.mark.parametrize(("ratio", "most"), [(None, 40), (1.05, 52), (4.0, 56)])
+def test_the_second_max_batch_costs_few_probes(ratio: float | None, most: int) -> None:
+    device = Device(**(vars(EXACT) | {"size_ratio": ratio}))
+    _, proposals = search(device)
+    assert len(proposals) <= most
+    assert (sum(each.kind == "typical" for each in proposals) > 0) == (ratio is not None)
