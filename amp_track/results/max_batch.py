@@ -87,9 +87,13 @@ class PrecisionResult:
 
     @property
     def efficient_batch(self) -> tuple[int, float] | None:
-        """The smallest batch within 3 % of the best samples/s, with its samples/s. Larger batches are not faster."""
-        best = max((speed for _, speed in self.throughput), default=0.0)
-        return next(((batch, speed) for batch, speed in self.throughput if speed >= best * NO_SLOWER), None)
+        """The smallest batch within 3 % of the best samples/s, with its samples/s. Larger batches are not faster.
+
+        Repeated readings count, if there are any.
+        """
+        speeds = self.timed or dict(self.throughput)
+        best = max(speeds.values(), default=0.0)
+        return next(((batch, speed) for batch, speed in speeds.items() if speed >= best * NO_SLOWER), None)
 
     @property
     def samples_per_second(self) -> float | None:
