@@ -13,7 +13,7 @@ _READINGS = 3
 _SAME = 0.99
 """Two readings whose ratio is at least this need no third."""
 _HOPELESS = 0.9
-"""A first reading below this fraction of the best speed needs no second."""
+"""Two readings below this fraction of the best speed need no third. One may be low by chance."""
 _HALVINGS = 2
 
 Readings = Mapping[int, Sequence[float]]
@@ -46,9 +46,8 @@ def next_to_time(readings: Readings, largest: int) -> int | None:
         own = readings.get(batch, ())
         is_smaller = 2 * batch <= batches[0]
         if not is_timed(own):
-            if not (is_smaller and own and median(own) < _HOPELESS * best):
-                return batch
-            return None
+            is_hopeless = is_smaller and len(own) > 1 and max(own) < _HOPELESS * best
+            return None if is_hopeless else batch
         if is_smaller and median(own) < NO_SLOWER * best:
             return None
         best = max(best, median(own))

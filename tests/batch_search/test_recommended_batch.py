@@ -45,10 +45,15 @@ def test_one_slow_reading_changes_nothing() -> None:
     assert choose(readings, 280) == 64
 
 
-def test_a_much_slower_half_is_probed_once() -> None:
-    readings = timed(lambda batch, number: float(batch), 280)
-    assert {batch: len(own) for batch, own in readings.items()} == {280: 2, 136: 1}
+def test_a_much_slower_half_has_two_readings_and_no_smaller_one_follows() -> None:
+    readings = timed(lambda batch, number: batch * (0.9 if number else 1.0), 280)
+    assert {batch: len(own) for batch, own in readings.items()} == {280: 3, 136: 2}
     assert choose(readings, 280) == 280
+
+
+def test_one_slow_reading_of_a_half_does_not_rule_it_out() -> None:
+    readings = timed(lambda batch, number: 500.0 if (batch, number) == (136, 0) else 1000.0, 280)
+    assert choose(readings, 280) == 64
 
 
 def test_rounding_that_costs_speed_is_not_recommended() -> None:
