@@ -6,8 +6,10 @@ A Python script runs in the job process itself, which has torch loaded. Any othe
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -144,17 +146,26 @@ class CommandTraining:
         with output.open("wb") as file:
             done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         reports = [_JOB_RESULT.validate_json(each.read_bytes()) for each in sorted(self._folder.glob("report-*.json"))]
-        failed = [each for each in reports if not each.fits]
-        if failed:
-            return failed[0]
+        failed = sorted((each for each in reports if not each.fits), key=lambda each: each.status is JobStatus.CRASHED)
+        if failed:  # a rank whose peer ran out of memory crashes
+            return dataclasses.replace(failed[0], signal=_signal_in(output))
         if (rejection := self._folder / launched.REJECTION).exists():
             raise BadInput(rejection.read_text())
         if done.returncode:
             message = f"exit code {done.returncode}"
-            return JobResult(status=JobStatus.CRASHED, phase=self.phase, message=message)
+            return JobResult(status=JobStatus.CRASHED, phase=self.phase, message=message, signal=_signal_in(output))
         if not reports:
             raise BadInput(f"{self._job.workload}: it ended without an optimizer step of a torch optimizer.")
         return max(reports, key=lambda each: each.peak_bytes or 0)
+
+
+def _signal_in(output: Path) -> str:
+    """Return the signal that killed a process of a launcher, which ends with exit code 1 and names it in its output.
+
+    Under a memory limit it may be a failed allocation in C++, such as of DistributedDataParallel.
+    """
+    found = re.search(r"\bSIG(?:ABRT|BUS|KILL|SEGV)\b", output.read_text(errors="replace"))
+    return found.group() if found else ""
 
 
 @contextmanager

@@ -166,7 +166,9 @@ def test_the_max_batch_of_a_function_is_found_and_called(function_job: FunctionJ
     )
     assert found.precisions["fp32"].max_batch.first_failing_batch == found.max_batch["fp32"] + 1
     assert found.recommended is not None
-    assert found.recommended.command == f"generator(batch_size={found.max_batch['fp32']}, precision='fp32', width=8)"
+    recommended = found.recommended.batch_size
+    assert 0 < recommended <= found.max_batch["fp32"]
+    assert found.recommended.command == f"generator(batch_size={recommended}, precision='fp32', width=8)"
 
 
 def test_a_function_that_ignores_its_batch_size_is_rejected(runner: JobRunner, function_job: FunctionJob) -> None:

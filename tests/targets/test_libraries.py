@@ -76,10 +76,8 @@ def test_two_ranks_of_torchrun_are_watched(runner: JobRunner, library: str) -> N
         words += ["--trainer.devices=2", "--trainer.strategy=ddp"]
     job_result = runner.run(job_of(runner, words))
     assert job_result.status is JobStatus.FITS, job_result
-    if library == "transformers":
-        assert (
-            runner.run(job_of(runner, words, batch_size=280, memory_budget_bytes=24 * MEBIBYTE)).status is JobStatus.OOM
-        )
+    too_large = {"batch_size": 280, "memory_budget_bytes": 64 * MEBIBYTE}
+    assert runner.run(job_of(runner, words, **too_large)).status is JobStatus.OOM
 
 
 @pytest.mark.parametrize("library", LIBRARIES[1:])
