@@ -228,7 +228,7 @@ def _reason(found: MaxBatchResult, fitted: PrecisionResult, choice: Recommendati
             for batch, speed in timed.items()
         )
         parts.append(f"is the smallest timed one within 3 % of the best speed (median; {speeds})")
-    return [f"Batch {batch_size:,} {', '.join(parts)}."] if parts else []
+    return [f"Batch {batch_size:,} {' and '.join(parts)}."] if parts else []
 
 
 def proof(precision: str, fitted: PrecisionResult) -> str:
