@@ -102,7 +102,7 @@ def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline:
     within = search.TrainingSearch(
         study=tracked_study.study,
         space=space,
-        job=_with_eval_batch_size(session.job, fitted),
+        job=fitted.with_eval_batch_size(session.job, *fitted.max_batch),
         trials=options.trials,
         higher_is_better=session.inspection.higher_is_better,
     )
@@ -180,12 +180,5 @@ def _grid_of_seeds(study: Study, seeds: range, fitted: MaxBatchResult) -> Grid:
 
 
 def _job_of_seeds(session: Session, fitted: MaxBatchResult) -> Job:
-    job = _with_eval_batch_size(session.job, fitted)
+    job = fitted.with_eval_batch_size(session.job, *fitted.max_batch)
     return dataclasses.replace(job, batch_size=min(session.inspection.batch_size, *fitted.max_batch.values()))
-
-
-def _with_eval_batch_size(job: Job, fitted: MaxBatchResult) -> Job:
-    """Return the job with a batch of its evaluation that fits at every precision, if it was to be found."""
-    if job.eval_batch_size != "auto":
-        return job
-    return dataclasses.replace(job, eval_batch_size=fitted.eval_batch_size(*fitted.max_batch))

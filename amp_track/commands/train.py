@@ -58,9 +58,7 @@ def train(request: Request, *, runner: Runner | None = None) -> TrainResult:
     tracker = session.open_tracker()
     if request.find_batch_size:
         fitted = max_batch.max_batch_in(studies, tracker, given_run_id=None)
-        job = _at_the_max_batch(job, fitted)
-        if job.eval_batch_size == "auto":
-            job = dataclasses.replace(job, eval_batch_size=fitted.eval_batch_size(job.precision))
+        job = fitted.with_eval_batch_size(_at_the_max_batch(job, fitted), job.precision)
     title = f"{session.inspection.workload_name} {job.precision}"
     with tracker.run(title, tags={"amp_track.kind": "train"}, run_id=tracking.run_id_of_environment()) as run:
         return _train(session, job, run, title=title)

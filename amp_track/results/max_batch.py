@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
@@ -193,10 +194,13 @@ class MaxBatchResult(Shown):
 
         return recommend(self)
 
-    def eval_batch_size(self, *precisions: str) -> int | None:
-        """Return the batch of an evaluation that fits at each of these precisions; None without `auto`."""
+    def with_eval_batch_size(self, job: Job, *precisions: str) -> Job:
+        """Return the job with a batch of its evaluation that fits at each of these precisions, in place of `auto`."""
+        if job.eval_batch_size != "auto":
+            return job
         known = [self.precisions[name].eval_max_batch for name in precisions]
-        return min((each.batch_size for each in known if each is not None), default=None)
+        smallest = min((each.batch_size for each in known if each is not None), default=None)
+        return dataclasses.replace(job, eval_batch_size=smallest)
 
     def accumulation(self, precision: str) -> tuple[int, int] | None:
         """Return the batch per process and the number of batches to accumulate for the effective batch.

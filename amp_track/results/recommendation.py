@@ -164,10 +164,8 @@ def _recommended(
 ) -> Recommendation:
     precision, of_fp32 = changes["precision"], fitted.max_batch.get(REFERENCE)
     is_reference, max_batch = precision == REFERENCE, fitted.max_batch[precision]
-    if fitted.asked.eval_batch_size == "auto":
-        changes["eval_batch_size"] = fitted.eval_batch_size(precision)
     return Recommendation(
-        job=dataclasses.replace(fitted.asked, **changes),
+        job=fitted.with_eval_batch_size(dataclasses.replace(fitted.asked, **changes), precision),
         target_recipe=fitted.target_recipe,
         precision=precision,
         batch_size=changes["batch_size"],

@@ -31,8 +31,9 @@ _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
 _SHORT = ("probe", "multiple", "repeat", "headroom", "timing")
 TYPICAL, EVAL = "typical", "eval"
-_TYPICALLY_MORE = 9 / 8
-"""By this factor, batches as drawn may be larger than those of the largest samples: most have a very large one too."""
+_DRAWN_FACTOR = 9 / 8
+"""The first probe of batches as drawn is larger than the max batch by this factor: most have a very large sample too.
+"""
 _RUNS_AT_THE_MAX_BATCH = 3
 """Number of fresh processes in which a max batch must run before it is reported, including the confirmation run."""
 _RIVAL = 0.8
@@ -169,11 +170,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
         def next_of(precision: str, running: Sequence[Proposal]) -> Proposal | None:
             if (proposal := self._next_of(done, precision, running)) is not None:
                 return proposal
-            for kind, search in ((TYPICAL, self.typical_max_batch), (EVAL, self.eval_max_batch)):
-                step = search(done, others[kind], precision, running)
-                if isinstance(step, Next):
-                    return self._secondary(kind, step, done, precision)
-            return None
+            steps = (self.other_max_batch(kind, done, others[kind], precision, running) for kind in others)
+            return next((step for step in steps if isinstance(step, Proposal)), None)
 
         proposals = [job for name in self.goal.precisions if (job := next_of(name, [])) is not None]
         if not proposals:
@@ -219,66 +217,77 @@ class BatchSampler(optuna.samplers.BaseSampler):
                 return Proposal(precision, batch_size, "beyond", why, predicted, should_fit=False)
         return None
 
-    def typical_max_batch(
+    def other_max_batch(
         self,
+        kind: str,
         done: Mapping[str, list[Done]],
-        typical: Mapping[str, list[Done]],
+        others: Mapping[str, list[Done]],
         precision: str,
         running: Sequence[Proposal] = (),
-    ) -> Next | MaxBatch | None:
-        """Return the max batch with batches as they are drawn, or its next probe.
+    ) -> Proposal | MaxBatch | None:
+        """Return the max batch of another kind of job at one precision, or the next job towards its proof.
 
-        Return None if samples do not differ in size, or before the max batch of the largest ones is proven.
+        Return None if it is not to be found, or before the max batch itself is proven. `others` are the finished jobs
+        of this kind.
         """
         proven = self.max_batch(done, precision)
-        if proven is None or not proven.batch_size or size_ratio(done[precision]) is None:
+        if proven is None or not proven.batch_size:
+            return None
+        search = {TYPICAL: self._explore_typical, EVAL: self._explore_evaluation}[kind]
+        step = search(proven, done[precision], others[precision], running)
+        if not isinstance(step, Next):
+            return step
+        is_evaluation = kind == EVAL
+        what = f"evaluation with batches of {step.batch_size}" if is_evaluation else "batches as drawn"
+        return Proposal(
+            precision,
+            step.batch_size,
+            kind,
+            f"{what}: {step.reason}",
+            step.predicted_bytes,
+            step.should_fit,
+            training_batch_size=proven.batch_size if is_evaluation else 0,
+        )
+
+    def _explore_typical(
+        self, proven: MaxBatch, done: list[Done], typical: list[Done], running: Sequence[Proposal]
+    ) -> Next | MaxBatch | None:
+        """Return the max batch with batches as they are drawn, or its next probe; None if all samples have one size."""
+        if size_ratio(done) is None:
             return None
         if proven.first_failing_batch is None:
             return proven
-        goal, line = self.goal, line_of(_probes(done[precision], _SHORT))
-        probes = _probes(typical[precision], (TYPICAL,)) + _as_predicted(running, (TYPICAL,))
+        goal, line = self.goal, line_of(_probes(done, _SHORT))
+        probes = _probes(typical, (TYPICAL,)) + _as_predicted(running, (TYPICAL,))
         if not probes:
-            slightly_more = math.ceil(proven.batch_size * _TYPICALLY_MORE)
+            slightly_more = math.ceil(proven.batch_size * _DRAWN_FACTOR)
             return Next(min(slightly_more, goal.limit.batch_size), "slightly above the max batch", should_fit=False)
         if not any(probe.fits for probe in probes):
             probes.append(Probe(proven.batch_size, JobStatus.FITS))
         hint = Hint(proven.batch_size, fixed_bytes=line.fixed_bytes if line is not None else None)
         return explore(probes, goal.limit, budget_bytes=goal.budget_bytes, hint=hint)
 
-    def eval_max_batch(
-        self,
-        done: Mapping[str, list[Done]],
-        evaluated: Mapping[str, list[Done]],
-        precision: str,
-        running: Sequence[Proposal] = (),
+    def _explore_evaluation(
+        self, proven: MaxBatch, done: list[Done], evaluated: list[Done], running: Sequence[Proposal]
     ) -> Next | MaxBatch | None:
         """Return the max batch of an evaluation after training at the max batch, or its next probe.
 
-        Return None if it is not to be found, or before the max batch of the training is proven.
+        Return None if it is not to be found.
         """
-        goal, proven = self.goal, self.max_batch(done, precision)
-        if goal.most_evaluated is None or proven is None or not proven.batch_size:
+        limit = self.goal.most_evaluated
+        if limit is None:
             return None
         probes = [
             # Memory that the training takes, too, says nothing about the evaluation.
             dataclasses.replace(probe, peak_bytes=job.job_result.eval_peak_allocated_bytes, allocated_bytes=None)
             if job.fits
             else probe
-            for job in evaluated[precision]
+            for job in evaluated
             if job.training_batch_size == proven.batch_size
             for probe in _probes([job], (EVAL,))
         ] + _as_predicted(running, (EVAL,))
-        hint = Hint(min(2 * proven.batch_size, goal.most_evaluated.batch_size), "twice the max batch of the training")
-        return explore(probes, goal.most_evaluated, budget_bytes=goal.budget_bytes, hint=hint)
-
-    def _secondary(self, kind: str, step: Next, done: Mapping[str, list[Done]], precision: str) -> Proposal:
-        max_batch = self.max_batch(done, precision)
-        assert max_batch is not None, "it comes after the max batch"
-        trained = max_batch.batch_size if kind == EVAL else 0
-        what = "batches as drawn" if kind == TYPICAL else f"evaluation with batches of {step.batch_size}"
-        reason = f"{what}: {step.reason}"
-        proposal = Proposal(precision, step.batch_size, kind, reason, step.predicted_bytes, step.should_fit)
-        return dataclasses.replace(proposal, training_batch_size=trained)
+        hint = Hint(min(2 * proven.batch_size, limit.batch_size), "twice the max batch of the training")
+        return explore(probes, limit, budget_bytes=self.goal.budget_bytes, hint=hint)
 
     def _next_to_recommend(
         self, done: Mapping[str, list[Done]], running: Mapping[str, Sequence[Proposal]]

@@ -71,8 +71,8 @@ def proven(study: optuna.Study, sampler: BatchSampler) -> dict[str, PrecisionRes
     found = {}
     for name in sampler.goal.precisions:
         if (max_batch := sampler.max_batch(done, name)) is not None:
-            as_drawn = sampler.typical_max_batch(done, typical, name)
-            of_evaluation = sampler.eval_max_batch(done, evaluated, name)
+            as_drawn = sampler.other_max_batch(TYPICAL, done, typical, name)
+            of_evaluation = sampler.other_max_batch(EVAL, done, evaluated, name)
             found[name] = dataclasses.replace(
                 _result_of(done[name], max_batch, sampler.goal),
                 typical_max_batch=as_drawn if isinstance(as_drawn, MaxBatch) else None,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
 
 FIRST_BATCH = 8
-"""The first batch size to try of a target that has no batch size of its own."""
+"""The first batch size to try if a target does not name one."""
 T_co = TypeVar("T_co", covariant=True)
 _PACKAGE = Path(__file__).parents[1]
 _OUR_FRAME = re.compile(rf'^  File "{re.escape(f"{_PACKAGE}{os.sep}")}.*\n(?:    .*\n)*', re.MULTILINE)

@@ -242,9 +242,13 @@ def length(dataset: Dataset[Any]) -> int:
     return len(cast("Sized", dataset))
 
 
+def _has_own_size(workload: Workload) -> bool:
+    return type(workload).sample_size is not Workload.sample_size
+
+
 def sizes_of_training_samples(workload: Workload, data: Dataset[Any]) -> SampleSizes | None:
     """Return the sizes of a workload's training samples; None if they are all equal."""
-    if type(workload).sample_size is not Workload.sample_size:
+    if _has_own_size(workload):
         return measure(data, workload.sample_size)  # type: ignore[arg-type]
     return measure(data) if has_own_collate_fn(workload) else None
 
@@ -257,10 +261,11 @@ def example_batch(workload: Workload, size: int) -> tuple[Any, Any]:
     batch: object = None
     if type(workload).example is Workload.example:
         batch = workload.worst_example(size)
-        data = workload.train_data() if batch is None else None
-        if data is not None and (sizes := sizes_of_training_samples(workload, data)) is not None:
-            largest = sizes.largest(min(size, length(data), 64))
-            batch = workload.collate_fn([data[largest[number % len(largest)]] for number in range(size)])
+        if batch is None and (_has_own_size(workload) or has_own_collate_fn(workload)):
+            data = workload.train_data()
+            if (sizes := sizes_of_training_samples(workload, data)) is not None:
+                largest = sizes.largest(min(size, length(data), 64))
+                batch = workload.collate_fn([data[largest[number % len(largest)]] for number in range(size)])
     batch = batch if batch is not None else workload.example(size)
     if not is_pair(batch):
         raise InvalidReturnValue.of_type("example()", batch, "a pair (input, target)")

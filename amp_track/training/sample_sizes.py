@@ -20,7 +20,7 @@ from amp_track.training.amp import random_state
 MEASURED_SAMPLES = 2_000
 """The most samples that are loaded to measure them. Of a larger data set, it is a random part."""
 _FEW_SAMPLES = 64
-"""If so many random samples have one size, all do: loading more may take long, as for images."""
+"""If this many random samples have the same size, all count as equal: loading more, such as images, takes long."""
 _MEASURED_BY_INDEX = 1_000_000
 """The most samples whose size is computed without loading them."""
 

@@ -25,7 +25,7 @@ def texts(count: int) -> list[Sample]:
 
 
 def collate(samples: list[Sample]) -> tuple[Tensor, Tensor]:
-    longest = -(-max(len(ids) for ids, _ in samples) // 16) * 16  # few shapes: each has kernels of its own
+    longest = -(-max(len(ids) for ids, _ in samples) // 16) * 16  # few shapes: each needs its own kernels
     padded = [ids + [0] * (longest - len(ids)) for ids, _ in samples]
     return torch.tensor(padded), torch.tensor([label for _, label in samples])
 

@@ -62,7 +62,7 @@ class TextClassifier(Workload):
         return Texts(100, seed=1)
 
     def collate_fn(self, samples: list[tuple[list[int], int]]) -> tuple[dict[str, Tensor], Tensor]:
-        longest = -(-max(len(ids) for ids, _ in samples) // 16) * 16  # few shapes: each has kernels of its own
+        longest = -(-max(len(ids) for ids, _ in samples) // 16) * 16  # few shapes: each needs its own kernels
         input_ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in samples])
         labels = torch.tensor([label for _, label in samples])
         return {"input_ids": input_ids, "attention_mask": (input_ids > 0).long(), "labels": labels}, labels
