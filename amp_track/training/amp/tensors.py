@@ -74,15 +74,20 @@ def _base(model: nn.Module) -> nn.Module:
 
 
 def _takes(model: nn.Module, names: Iterable[Any]) -> bool:
-    parameters = _parameters_of(type(model).forward)
-    return all(name in parameters for name in names)
+    if isinstance(model, torch.jit.ScriptModule):  # it has no signature
+        return False
+    parameters, takes_any = _keywords_of(type(model).forward)
+    is_known = [name in parameters for name in names]
+    return all(is_known) or (takes_any and any(is_known))
 
 
 @functools.cache
-def _parameters_of(forward: Callable[..., Any]) -> frozenset[str]:
-    positional_only = inspect.Parameter.POSITIONAL_ONLY
+def _keywords_of(forward: Callable[..., Any]) -> tuple[frozenset[str], bool]:
+    """Return the names that may be keywords, and whether any other name may be one, too."""
     _, *parameters = inspect.signature(forward).parameters.values()  # the first one is self
-    return frozenset(each.name for each in parameters if each.kind is not positional_only)
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    return frozenset(each.name for each in parameters if each.kind in named), takes_any
 
 
 def check_loss(loss: Any) -> Tensor:

@@ -71,3 +71,27 @@ def test_a_mapping_that_names_no_parameters_stays_one_argument(names: tuple[str,
     model = OneArgument()
     batch: dict[str, Any] = dict.fromkeys(names, torch.zeros(2, 3)) | {"values": torch.ones(2, 3)}
     torch.testing.assert_close(call(model, batch), model(batch))
+
+
+class AnyArguments(nn.Module):
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
+
+
+class OtherKeywords(nn.Module):
+    def forward(self, values: Tensor, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+        return values, kwargs
+
+
+def test_names_of_collected_arguments_are_no_parameters() -> None:
+    for batch in ({"args": 1}, {"kwargs": 1}, {"values": 1}):
+        assert call(AnyArguments(), batch) == ((batch,), {})
+    assert call(OtherKeywords(), {"values": 1, "other": 2}) == (1, {"other": 2})
+    assert call(OtherKeywords(), {"kwargs": 1}) == ({"kwargs": 1}, {})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_scripted_model_gets_one_argument() -> None:
+    batch = {"values": torch.ones(2, 3)}
+    model = torch.jit.trace(OneArgument(), (batch,))
+    torch.testing.assert_close(call(model, batch), model(batch))
