@@ -65,8 +65,8 @@ class Workload(ABC):
     def sample_size(self, index: int) -> float | None:
         """Return the size of a training sample, such as its number of tokens.
 
-        Only the order of sizes matters. Default: None, so that the number of elements of its largest part is counted,
-        if `collate_fn` is another one than torch's. This loads at most 2,000 samples.
+        A number, at least 0, in any unit. Default: None, so that the elements of the sample are counted, if
+        `collate_fn` is another one than torch's. This loads at most 2,000 samples.
         """
         return None
 

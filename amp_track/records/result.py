@@ -122,7 +122,9 @@ class JobResult:
     training_samples: int | None = None
     """The size of the data set of a function or a command, if a DataLoader has shown it."""
     size_ratio: float | None = None
-    """The size of the largest sample relative to the mean, if every batch had the largest ones."""
+    """The size of the largest samples relative to the mean, if every batch had the largest ones."""
+    why_as_drawn: str = ""
+    """Why batches stayed as they were drawn, although samples may differ in size."""
     requested_bytes: int | None = None  # the size of the allocation that failed
     wall_seconds: float = 0.0
     train_seconds: float | None = None

@@ -114,11 +114,19 @@ def max_batch_notes(result: MaxBatchResult) -> list[str]:
 def confirmation_notes(result: MaxBatchResult) -> list[str]:
     """Return notes on the proof of the max batches: the confirmation runs, and the headroom."""
     lines = []
-    ratios = [fitted.size_ratio for fitted in result.precisions.values() if fitted.size_ratio is not None]
+    found = result.precisions.values()
+    ratios = [fitted.size_ratio for fitted in found if fitted.size_ratio is not None]
     if ratios:
+        differs = any(fitted.typical_max_batch not in (None, fitted.max_batch) for fitted in found)
+        more = " Batches as drawn fit more, until one of them is larger." if differs else ""
         lines.append(
             f"Samples differ in size: the largest is {ratios[0]:.1f} times the mean. The max batch and its speed are "
-            "those of batches of the largest samples. Batches as drawn fit more, until one of them is larger."
+            f"those of batches of the largest samples.{more}"
+        )
+    if reasons := dict.fromkeys(fitted.why_as_drawn for fitted in found if fitted.why_as_drawn):
+        lines.append(
+            f"Samples may differ in size, but batches stayed as they were drawn: {'; '.join(reasons)}. A later one may "
+            "be larger and run out of memory: use --confirm-steps epoch and --headroom."
         )
     if any(map(_is_cut_short, result.precisions.values())):
         lines.append(

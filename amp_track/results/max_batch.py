@@ -52,7 +52,9 @@ class PrecisionResult:
     beyond: tuple[tuple[int, bool], ...] = ()
     """(batch size, whether it fits) of the batches tried above the first failing one."""
     size_ratio: float | None = None
-    """The size of the largest sample relative to the mean; None if samples do not differ in size."""
+    """The size of the largest samples relative to the mean; None if samples do not differ in size."""
+    why_as_drawn: str = ""
+    """Why batches stayed as they were drawn, although samples may differ in size."""
     typical_max_batch: MaxBatch | None = None
     """The max batch of batches as they are drawn, if samples differ in size: `max_batch` is that of the largest."""
     eval_max_batch: MaxBatch | None = None

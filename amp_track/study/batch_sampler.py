@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
 _SHORT = ("probe", "multiple", "repeat", "headroom", "timing")
 TYPICAL, EVAL = "typical", "eval"
+_FULL = (JobStatus.OOM, JobStatus.KERNEL_LIMIT)
 _DRAWN_FACTOR = 9 / 8
 """The first probe of batches as drawn is larger than the max batch by this factor: most have a very large sample too.
 """
@@ -255,15 +257,13 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """Return the max batch with batches as they are drawn, or its next probe; None if all samples have one size."""
         if size_ratio(done) is None:
             return None
-        if proven.first_failing_batch is None:
-            return proven
         goal, line = self.goal, line_of(_probes(done, _SHORT))
         probes = _probes(typical, (TYPICAL,)) + _as_predicted(running, (TYPICAL,))
-        if not probes:
+        if not probes and proven.first_failing_batch is not None:
             slightly_more = math.ceil(proven.batch_size * _DRAWN_FACTOR)
             return Next(min(slightly_more, goal.limit.batch_size), "slightly above the max batch", should_fit=False)
-        if not any(probe.fits for probe in probes):
-            probes.append(Probe(proven.batch_size, JobStatus.FITS))
+        if all(not probe.fits and probe.batch_size != proven.batch_size for probe in probes):
+            return Next(proven.batch_size, "the max batch")
         hint = Hint(proven.batch_size, fixed_bytes=line.fixed_bytes if line is not None else None)
         return explore(probes, goal.limit, budget_bytes=goal.budget_bytes, hint=hint)
 
@@ -356,6 +356,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         short, long = (
             _probes(done[precision], kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
         )
+        short += [Probe(job.batch_size, job.job_result.status) for job in done[precision] if job.kind == TYPICAL]
         step = explore(short, goal.limit, budget_bytes=goal.budget_bytes)
         if isinstance(step, Next):  # make a memory plan only now: it takes seconds
             hint = self._hint(done, precision)
@@ -459,17 +460,30 @@ def done_jobs(trials: Iterable[FrozenTrial]) -> list[Done]:
     ]
 
 
-def by_precision(done: Iterable[Done], kind: str | None = None) -> defaultdict[str, list[Done]]:
-    """Return the jobs of each precision: those of one kind, or those that prove the max batch."""
+def by_precision(done: Sequence[Done], kind: str | None = None) -> defaultdict[str, list[Done]]:
+    """Return the jobs of each precision: those of one kind, or those that prove or disprove its max batch."""
     jobs = defaultdict[str, list[Done]](list)
     for job in done:
         if job.kind == kind or (kind is None and job.kind not in (TYPICAL, EVAL)):
             jobs[job.precision].append(job)
+    if kind is None:
+        for precision, typical in by_precision(done, TYPICAL).items():
+            jobs[precision] += _disproving(typical)
     return jobs
 
 
+def _disproving(typical: list[Done]) -> list[Done]:
+    """Return the jobs that ran out of memory with batches as drawn: the max batch must be smaller.
+
+    Return none before the search for their own max batch is complete.
+    """
+    step = explore(_probes(typical, (TYPICAL,)), Limit(sys.maxsize, "dataset"))
+    is_complete = isinstance(step, MaxBatch)
+    return [job for job in typical if is_complete and not job.fits and job.job_result.status in _FULL]
+
+
 def size_ratio(done: Iterable[Done]) -> float | None:
-    """Return the size of the largest sample relative to the mean; None if samples do not differ in size."""
+    """Return the size of the largest samples relative to the mean; None if samples do not differ in size."""
     return next((job.job_result.size_ratio for job in done if job.job_result.size_ratio is not None), None)
 
 

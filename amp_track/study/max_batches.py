@@ -103,6 +103,7 @@ def _result_of(done: list[Done], max_batch: MaxBatch, goal: Goal) -> PrecisionRe
         confirmation=next((job.job_result for job in at_max_batch if job.kind == "confirm"), None),
         failure=next(failures, None),
         size_ratio=size_ratio(done),
+        why_as_drawn=next((job.job_result.why_as_drawn for job in done if job.job_result.why_as_drawn), ""),
         plan_error=_plan_error(done),
         runs_at_max_batch=sum(job.fits for job in at_max_batch),
         max_multiple=multiple if any(job.batch_size == multiple and job.fits for job in done) else None,

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from amp_track.config.inspection import TargetInspection
 from amp_track.config.job import Job, JobFolder
@@ -60,7 +60,7 @@ class WorkloadTarget:
             dataset_digest = digest(train_data)
             for method, data in methods.items():
                 if length(data):
-                    _check_sample(reference, method, data[0], workload)
+                    _check_sample(reference, method, data, workload)
         file, imports = source_files(reference, workload)
         return TargetInspection(
             workload_name=type(workload).__name__,
@@ -166,11 +166,13 @@ def _check_dataset(reference: str, method: str, data: Any) -> None:
     raise BadInput(f"{reference}: {method}() returned {much}")
 
 
-def _check_sample(reference: str, method: str, sample: Any, workload: Workload) -> None:
+def _check_sample(reference: str, method: str, data: Dataset[Any], workload: Workload) -> None:
     """Raise BadInput if a sample, or the batch that the workload's own `collate_fn` makes of it, is not a pair."""
-    name, pair = f"{method}()[0]", sample
-    if has_own_collate_fn(workload):
-        name, pair = f"collate_fn([{name}])", workload.collate_fn([sample])
+    name = f"{method}()[0]"
+    if has_own_collate_fn(workload):  # one of two samples, which batch normalization and contrastive losses need
+        name, pair = f"collate_fn([{name}, …])", workload.collate_fn([data[0], data[min(1, length(data) - 1)]])
+    else:
+        pair = data[0]
     if not is_pair(pair):
         raise BadInput(f"{reference}: {name} is {describe_type(pair)}; it must be a pair (input, target)")
 

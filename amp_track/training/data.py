@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +20,7 @@ from amp_track.config.job import ALONE, Job, Rank, steps_per_epoch, synthetic_sa
 from amp_track.records.errors import InvalidReturnValue
 from amp_track.training.amp import random_state
 from amp_track.training.amp.tensors import batch_length, map_tensors, tensors
-from amp_track.training.sample_sizes import SampleSizes, measure, size_of
+from amp_track.training.sample_sizes import SampleSizes, measure, volume_of
 from amp_track.workload import Workload, has_own_collate_fn, is_pair
 
 
@@ -67,6 +67,7 @@ class Batches:
         self._eval_batch_size = job.samples_per_evaluation_batch or 1
         self._generator = torch.Generator().manual_seed(job.seed)
         self._pin_memory = pin_memory
+        self._workers = 0 if job.probe else job.num_workers or 0  # a probe takes few batches
         self._train_data = self._eval_data = self._example = None
         if job.synthetic:
             self._example = example_batch(workload, self._batch_size)
@@ -76,8 +77,9 @@ class Batches:
             self._train_data, self._eval_data = workload.train_data(), workload.eval_data()
         self._train_sizes = self._eval_sizes = None
         if job.worst_batch and self._train_data is not None and self._eval_data is not None:
-            self._train_sizes = sizes_of_training_samples(workload, self._train_data)
-            self._eval_sizes = measure(self._eval_data) if has_own_collate_fn(workload) else None
+            self._train_sizes = sizes_of_training_samples(workload, self._train_data, workers=self._workers)
+            has_own = has_own_collate_fn(workload)
+            self._eval_sizes = measure(self._eval_data, workers=self._workers) if has_own else None
         self.size_ratio = self._train_sizes.ratio if self._train_sizes is not None else None
         """The size of the worst batch relative to a mean one, if batches are made of the largest samples."""
         self.training_samples = length(self._train_data) if self._train_data is not None else synthetic_samples(job)
@@ -166,24 +168,28 @@ class Batches:
         drawn = (list(itertools.islice(order, size)) for size in sizes)
         # A rank without samples in a batch repeats one of it.
         indices = (batch[self._rank.index :: self._rank.count] or batch[:1] for batch in drawn)
-        chosen = self._with_largest(itertools.islice(indices, skip, None), self._train_sizes)
+        chosen = self._with_largest(itertools.islice(indices, skip, None), self._train_sizes, first_batch=skip)
         batches = self._loaded(self._train_data, chosen, self._generator, first_batch=skip)
         has_worst_example = type(self._workload).worst_example is not Workload.worst_example
-        return self._with_worst_example(batches) if self._job.worst_batch and has_worst_example else batches
+        is_replaced = self._job.worst_batch and has_worst_example
+        return self._with_worst_example(batches, first_batch=skip) if is_replaced else batches
 
-    def _with_largest(self, batches: Iterable[list[int]], sizes: SampleSizes | None) -> Iterator[list[int]]:
+    def _with_largest(
+        self, batches: Iterable[list[int]], sizes: SampleSizes | None, *, first_batch: int = 0
+    ) -> Iterator[list[int]]:
         """Yield the indices of the largest samples instead: in a longer run, for every second batch."""
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(batches, start=first_batch):
             yield sizes.largest(len(batch)) if sizes is not None and self._is_worst(number) else batch
 
-    def _with_worst_example(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _with_worst_example(self, batches: Iterator[Any], *, first_batch: int) -> Iterator[Any]:
         """Yield the workload's worst example in place of the batches of a running loader.
 
         The loader takes memory too: without it, a max batch of 62 was found where 61 samples train.
         """
-        for number, batch in enumerate(batches):
-            if self._is_worst(number) and (worst := self._workload.worst_example(batch_length(batch))) is not None:
-                self.size_ratio = size_of(worst) / size_of(batch)
+        for number, batch in enumerate(batches, start=first_batch):
+            if self._is_worst(number) and (worst := worst_example(self._workload, batch_length(batch))) is not None:
+                if self._train_sizes is None:
+                    self.size_ratio = volume_of(worst) / volume_of(batch)
                 batch = worst
                 del worst
             yield batch
@@ -229,7 +235,7 @@ class Batches:
             batches,
             generator,
             collate_fn=self._workload.collate_fn if has_own_collate_fn(self._workload) else None,
-            workers=0 if self._job.probe else self._job.num_workers or 0,  # a probe takes few batches
+            workers=self._workers,
             first_batch=first_batch,
             rank=self._rank.index,
             ranks=self._rank.count,
@@ -246,11 +252,27 @@ def _has_own_size(workload: Workload) -> bool:
     return type(workload).sample_size is not Workload.sample_size
 
 
-def sizes_of_training_samples(workload: Workload, data: Dataset[Any]) -> SampleSizes | None:
+def sizes_of_training_samples(workload: Workload, data: Dataset[Any], *, workers: int = 0) -> SampleSizes | None:
     """Return the sizes of a workload's training samples; None if they are all equal."""
     if _has_own_size(workload):
-        return measure(data, workload.sample_size)  # type: ignore[arg-type]
-    return measure(data) if has_own_collate_fn(workload) else None
+        return measure(data, size=workload.sample_size)
+    return measure(data, workers=workers) if has_own_collate_fn(workload) else None
+
+
+def worst_example(workload: Workload, size: int) -> tuple[Any, Any] | None:
+    """Return the workload's own worst batch, if it has one.
+
+    Raises InvalidReturnValue if it is not a pair of batches of this size.
+    """
+    batch: object = workload.worst_example(size)
+    if batch is None:
+        return None
+    expected = f"a pair (input, target) of {size} samples"
+    if not is_pair(batch):
+        raise InvalidReturnValue.of_type("worst_example()", batch, expected)
+    if (samples := batch_length(batch)) != size:
+        raise InvalidReturnValue(f"worst_example() returned a batch of {samples}; it must return {expected}")
+    return batch[0], batch[1]
 
 
 def example_batch(workload: Workload, size: int) -> tuple[Any, Any]:
@@ -260,12 +282,13 @@ def example_batch(workload: Workload, size: int) -> tuple[Any, Any]:
     """
     batch: object = None
     if type(workload).example is Workload.example:
-        batch = workload.worst_example(size)
+        batch = worst_example(workload, size)
         if batch is None and (_has_own_size(workload) or has_own_collate_fn(workload)):
             data = workload.train_data()
-            if (sizes := sizes_of_training_samples(workload, data)) is not None:
-                largest = sizes.largest(min(size, length(data), 64))
-                batch = workload.collate_fn([data[largest[number % len(largest)]] for number in range(size)])
+            known = min(size, length(data), 64)
+            sizes = sizes_of_training_samples(workload, data)
+            largest = sizes.largest(known) if sizes is not None else range(known)
+            batch = workload.collate_fn([data[largest[number % known]] for number in range(size)])
     batch = batch if batch is not None else workload.example(size)
     if not is_pair(batch):
         raise InvalidReturnValue.of_type("example()", batch, "a pair (input, target)")
@@ -275,15 +298,22 @@ def example_batch(workload: Workload, size: int) -> tuple[Any, Any]:
 def digest(dataset: Dataset[Any]) -> str:
     """Return the first eight hexadecimal digits of a SHA-256 of a dataset's length and about 32 of its samples.
 
-    Tensors, numbers and texts count. Random generators are seeded first, so that random augmentation is the same each
-    time.
+    Tensors, arrays, images, numbers and texts count. Random generators are seeded first, so that random augmentation is
+    the same each time.
     """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return dict(value)
+        raw = value if isinstance(value, bytes) else value.tobytes() if hasattr(value, "tobytes") else None
+        return hashlib.sha256(raw).hexdigest() if raw is not None else None
+
     random_state.seed(0)
     count = length(dataset)
     content = hashlib.sha256(str(count).encode())
     for index in range(0, count, max(1, count // 32)):
         sample = dataset[index]
-        content.update(json.dumps(sample, default=lambda _: None, skipkeys=True).encode())
+        content.update(json.dumps(sample, default=plain, skipkeys=True).encode())
         for tensor in tensors(sample):
             content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return content.hexdigest()[:8]

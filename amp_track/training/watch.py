@@ -6,30 +6,42 @@ five max batches found with them ran out of memory later, three at the epoch's s
 size, the batches of a probe consist of the largest ones, and so does every second batch of a longer run.
 
 Uses private names of torch: `Optimizer.__init__`, and `_next_index`, `_sampler_iter`, `_index_sampler`,
-`_dataset_kind`, `_dataset` and `_collate_fn` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames
-them, `install` raises AttributeError at the first probe.
+`_dataset_kind`, `_dataset`, `_num_workers` and `_collate_fn` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If
+torch renames them, `install` raises AttributeError at the first probe. `_WRAPPED` has private names of three libraries:
+if one is renamed, its batches stay as they are drawn, and the result says so.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import itertools
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import optimizer as torch_optimizer
-from torch.utils.data import DataLoader, dataloader, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    dataloader,
+    default_collate,
+)
 
 from amp_track.config.job import Job, loads_in_its_own_process
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import BadInput, summary
 from amp_track.records.events import Event, Started, StepsDone
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.training import sample_sizes
+from amp_track.training.amp import random_state
 from amp_track.training.devices import oom
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.cpu import peak_resident_bytes
@@ -45,6 +57,14 @@ _TIMED_SECONDS, _MOST_STEPS = 0.2, 50
 _PROGRESS_SECONDS = 0.2
 _PATIENCE = 10
 """An optimizer that has made no step after this many times the steps of another one is not waited for."""
+_MOST_INDICES = 1_000_000
+"""The most indices that are drawn from a sampler of another kind, to learn which ones it draws."""
+_WRAPPED = {
+    "BatchSamplerShard": "batch_sampler", "SkipBatchSampler": "batch_sampler",  # accelerate
+    "_IndexBatchSamplerWrapper": "_batch_sampler",  # Lightning
+    "_RepeatSampler": "sampler",  # timm
+}  # fmt: skip
+"""The attribute with the batch sampler within one that leaves its batches as they are, by the name of the type."""
 
 Send = Callable[[Event | JobResult | BadInput], None]
 """Sends an event to the command; a training that ends its process sends its result too."""
@@ -85,8 +105,8 @@ class TrainingWatch:
         self._ends: list[float] = []
         self._intervals: list[tuple[float, int]] = []
         """Seconds and samples of each step that followed another one directly."""
-        self._last_draw = (0, 0)
-        """The samples of the last batch and of its data set."""
+        self._last_draw: tuple[int, int, float | None] = (0, 0, None)
+        """The samples of the last batch and of its data set, and the ratio of their sizes."""
         self._samples_since_step = 0
         self._is_interrupted = True
         """Whether an evaluation or a new epoch has begun since the last step."""
@@ -98,6 +118,7 @@ class TrainingWatch:
         self._sizes: dict[tuple[int, int], SampleSizes | None] = {}
         """The sizes of each data set's samples, if they differ."""
         self._size_ratio: float | None = None
+        self._why_as_drawn = ""
         self.phase = "data"
 
     def install(self) -> None:
@@ -249,7 +270,8 @@ class TrainingWatch:
         self._is_interrupted = False
         self._ends.append(now)
         if self._last_draw[0] > self._largest_draw:  # the last batch before a step is one of the training
-            self._largest_draw, self._dataset_samples = self._last_draw
+            self._largest_draw, self._dataset_samples, _ = self._last_draw
+        self._size_ratio = self._last_draw[2] if self._last_draw[2] is not None else self._size_ratio
         if now - self._last_progress > _PROGRESS_SECONDS:
             self._last_progress = now
             total = self._job.steps if self._job.steps is not None and not self._job.probe else _PROBE_STEPS
@@ -258,7 +280,8 @@ class TrainingWatch:
 
     def _drawn(self, iterator: Any, draw: Callable[[], Any]) -> Any:
         """Return the indices of a batch; in a probe, go on to the last ones after the first two of the first epoch."""
-        if not self._is_here or iterator._dataset_kind != 0:  # 0: a map-style data set
+        is_measured = isinstance(iterator._dataset, sample_sizes.ShapesOfSamples)
+        if not self._is_here or iterator._dataset_kind != 0 or is_measured:  # 0: a map-style data set
             return draw()
         trains = torch.is_grad_enabled()
         self.phase = ("training" if trains else "evaluation") if self.has_begun else self.phase
@@ -271,32 +294,45 @@ class TrainingWatch:
             index = draw()
         except StopIteration:
             if count == 1:
-                self._samples_without_a_batch = len(iterator._dataset)
+                self._samples_without_a_batch = _length(iterator._dataset)
             raise
         if self._job.probe and count == _FULL_BATCHES + 1 and not (trains and self._has_shortened_epoch):
             self._has_shortened_epoch |= trains
             index = _last(iterator, index)
         if isinstance(index, list):
-            self._last_draw = len(index), len(iterator._dataset)
-            self._samples_since_step += len(index)
+            samples, sizes = _length(iterator._dataset), None
             if self._job.worst_batch and (self._job.probe or count % 2):
-                index = self._largest(iterator, index)
+                sizes = self._sizes_of(iterator)
+            self._last_draw = len(index), samples, sizes.ratio if sizes is not None else None
+            self._samples_since_step += len(index)
+            index = sizes.largest(len(index)) if sizes is not None else index
         return index
 
-    def _largest(self, iterator: Any, index: list[Any]) -> list[Any]:
-        """Return as many indices of the largest samples, if they differ in size."""
+    def _sizes_of(self, iterator: Any) -> SampleSizes | None:
+        """Return the sizes of the samples that an iterator draws, if they differ and any may form a batch."""
         dataset = iterator._dataset
         if iterator._collate_fn is default_collate:  # it makes batches of samples of one size only
-            return index
-        key = id(dataset), len(dataset)  # an id may be used again
+            return None
+        key = id(dataset), _length(dataset)  # an id may be used again
         if key not in self._sizes:
-            self._sizes[key] = sample_sizes.measure(dataset)
-        sizes = self._sizes[key]
-        if sizes is None:
-            return index
-        if torch.is_grad_enabled():
-            self._size_ratio = sizes.ratio
-        return sizes.largest(len(index))
+            self._sizes[key] = self._measure(iterator)
+        return self._sizes[key]
+
+    def _measure(self, iterator: Any) -> SampleSizes | None:
+        sampler = iterator._index_sampler
+        while (name := _WRAPPED.get(type(sampler).__name__)) is not None:
+            sampler = getattr(sampler, name)
+        if type(sampler) is not BatchSampler:  # it may make smaller batches of larger samples
+            self._why_as_drawn = f"{type(sampler).__name__} decides which samples form a batch"
+            return None
+        try:
+            indices = _drawn_by(sampler.sampler, iterator._dataset)
+            return sample_sizes.measure(iterator._dataset, indices=indices, workers=iterator._num_workers)
+        except Exception as error:  # the training itself loads samples in another way
+            if oom.is_out_of_memory(error):
+                raise
+            self._why_as_drawn = f"measuring samples raised {summary(error)}"
+            return None
 
     def _finish(self) -> NoReturn:
         """Send the result and end the process: no callback, checkpoint or tracker of the training runs any more."""
@@ -315,6 +351,7 @@ class TrainingWatch:
         return {
             "steps": self.steps,
             "size_ratio": self._size_ratio,
+            "why_as_drawn": self._why_as_drawn,
             "wall_seconds": time.perf_counter() - self._started,
             "train_seconds": self._ends[-1] - self._started,
             "train_peak_allocated_bytes": peak.allocated_bytes if peak is not None else None,
@@ -345,3 +382,22 @@ def _last(iterator: Any, index: Any) -> Any:
     for index in rest:  # noqa: B007
         pass
     return index
+
+
+def _length(dataset: Any) -> int:
+    """Return the number of samples; 0 if the data set does not tell, because its sampler knows."""
+    try:
+        return len(dataset)
+    except TypeError:
+        return 0
+
+
+def _drawn_by(sampler: Any, dataset: Any) -> Sequence[Any]:
+    """Return the indices that a sampler draws, which may be of any type. It draws the same ones afterwards."""
+    if isinstance(sampler, RandomSampler | SequentialSampler) or type(sampler) is DistributedSampler:
+        return range(len(dataset))
+    again = copy.copy(sampler)
+    if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+        again.generator = torch.Generator(generator.device).set_state(generator.get_state())
+    with random_state.seeded(0):
+        return list(dict.fromkeys(itertools.islice(again, _MOST_INDICES)))

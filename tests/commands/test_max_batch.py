@@ -91,11 +91,11 @@ class TestSamplesOfDifferentSize:
         assert found.precisions["fp32"].typical_max_batch is not None
         assert len(after.jobs) == 2
 
-    def test_without_a_batch_that_fails_there_is_nothing_more_to_find(self) -> None:
+    def test_if_all_data_fit_at_once_one_probe_shows_that_they_fit_as_drawn(self) -> None:
         runner = SimulatedRunner(size_ratio=1.5, samples=20)
         fitted = max_batch(asked(), runner=runner).precisions["fp32"]
         assert fitted.max_batch == fitted.typical_max_batch
-        assert all(job.worst_batch for job in runner.jobs)
+        assert [job.batch_size for job in runner.jobs if not job.worst_batch] == [20]
 
     def test_samples_of_one_size_have_one_max_batch(self) -> None:
         runner = SimulatedRunner()

@@ -29,6 +29,7 @@ class Device:
     block_bytes: int
     eval_sample_bytes: int
     size_ratio: float | None
+    drawn_ratio: float
     longer_bytes: int
     noise: int
     seed: int
@@ -37,7 +38,7 @@ class Device:
         noise = random.Random(self.seed * 1000 + number)
         is_evaluation, is_typical = proposal.kind == "eval", proposal.kind == "typical"
         trained = proposal.training_batch_size if is_evaluation else proposal.batch_size
-        ratio = self.size_ratio if self.size_ratio is not None and not is_typical else 1.0
+        ratio = self.drawn_ratio if is_typical else self.size_ratio or 1.0
         longer = self.longer_bytes if proposal.kind == "confirm" else 0
         base = self.fixed_bytes + longer + 4096 * noise.randint(0, self.noise)
         train = base + int(ratio * self.sample_bytes * trained)
@@ -86,7 +87,8 @@ devices = st.builds(
     sample_bytes=st.integers(1_000, 4 * MIB),
     block_bytes=st.sampled_from([4096, 2 * MIB]),
     eval_sample_bytes=st.integers(500, MIB),
-    size_ratio=st.one_of(st.none(), st.floats(1.01, 8.0)),
+    size_ratio=st.one_of(st.none(), st.floats(1.01, 8.0), st.floats(8.0, 1000.0)),
+    drawn_ratio=st.sampled_from([1.0, 1.0, 1.2, 3.0]),
     longer_bytes=st.sampled_from([0, 0, 50_000, 2 * MIB]),
     noise=st.sampled_from([0, 0, 1, 4]),
     seed=st.integers(0, 100),
@@ -136,6 +138,7 @@ def test_every_search_ends_and_reports_only_what_ran(
         assert (found.typical_max_batch is not None) == (device.size_ratio is not None)
         if found.typical_max_batch is not None:
             assert found.typical_max_batch.batch_size >= most
+            assert ("typical", found.typical_max_batch.batch_size) in ran
         assert (found.eval_max_batch is not None) == evaluates
         if found.eval_max_batch is not None and found.eval_max_batch.batch_size:
             assert ("eval", found.eval_max_batch.batch_size) in ran
@@ -143,7 +146,7 @@ def test_every_search_ends_and_reports_only_what_ran(
 
 EXACT = Device(
     budget_bytes=64 * MIB, fixed_bytes=2 * MIB, sample_bytes=40_000, block_bytes=4096, eval_sample_bytes=20_000,
-    size_ratio=1.5, longer_bytes=0, noise=0, seed=0,
+    size_ratio=1.5, drawn_ratio=1.0, longer_bytes=0, noise=0, seed=0,
 )  # fmt: skip
 
 
@@ -156,6 +159,16 @@ def test_each_number_is_exact_on_a_device_without_noise() -> None:
         assert found.typical_max_batch.batch_size == room // EXACT.sample_bytes
         assert found.eval_max_batch is not None
         assert found.eval_max_batch.batch_size == room // EXACT.eval_sample_bytes
+
+
+def test_a_batch_that_runs_out_of_memory_as_drawn_is_no_max_batch() -> None:
+    device = Device(**(vars(EXACT) | {"drawn_ratio": 2.0}))
+    results, _ = search(device)
+    drawn = (device.budget_bytes - device.fixed_bytes) // (2 * device.sample_bytes)
+    for found in results.values():
+        assert found.typical_max_batch is not None
+        assert (found.max_batch.batch_size, found.max_batch.first_failing_batch) == (drawn, drawn + 1)
+        assert found.typical_max_batch.batch_size == drawn
 
 
 @pytest.mark.parametrize(("ratio", "most"), [(None, 40), (1.05, 52), (4.0, 56)])

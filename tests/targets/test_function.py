@@ -209,5 +209,51 @@ def test_a_longer_run_alternates_the_largest_samples_with_drawn_ones(
     assert sum(longest == 40 for _, longest, _ in found[False]) == 1
 
 
+@pytest.mark.parametrize(("drawing", "longest"), [("names", 38), ("pairs", 30), ("subset", 11)])
+def test_the_largest_samples_are_those_that_its_sampler_draws(
+    runner: JobRunner, function_job: FunctionJob, tmp_path: Path, drawing: str, longest: int
+) -> None:
+    drawn = {}
+    for worst_batch in (True, False):
+        file = tmp_path / str(worst_batch)
+        options = ("drawing", drawing), ("log", str(file))
+        for probe in (True, False):
+            job_result = runner.run(
+                function_job("unusual_texts", probe=probe, batch_size=4, worst_batch=worst_batch, options=options)
+            )
+            assert job_result.status is JobStatus.FITS, job_result
+            drawn[worst_batch, probe] = lengths_of(file)
+            file.unlink()
+        assert (job_result.size_ratio is not None) == worst_batch
+    assert {length for samples, length, _ in drawn[True, True] if samples == 4} == {longest}
+    assert drawn[True, False][1::2] == drawn[False, False][1::2], "the order of the training is the same"
+
+
+def test_the_batches_of_a_sampler_that_limits_their_tokens_stay_as_they_are_drawn(
+    runner: JobRunner, function_job: FunctionJob, tmp_path: Path
+) -> None:
+    file = tmp_path / "batches"
+    options = ("drawing", "by tokens"), ("log", str(file))
+    job_result = runner.run(function_job("unusual_texts", worst_batch=True, options=options))
+    assert job_result.size_ratio is None
+    assert job_result.why_as_drawn == "ByTokens decides which samples form a batch"
+    assert {(samples, length) for samples, length, _ in lengths_of(file)} >= {(8, 11), (1, 40)}
+
+
+def test_the_size_ratio_is_that_of_the_training(runner: JobRunner, function_job: FunctionJob, tmp_path: Path) -> None:
+    options = ("drawing", "evaluation"), ("log", str(tmp_path / "batches"))
+    job_result = runner.run(function_job("unusual_texts", worst_batch=True, options=options))
+    assert job_result.size_ratio == pytest.approx(40 * 200 / sum([40, *(4 + index % 8 for index in range(199))]))
+
+
+def test_loader_processes_measure_the_samples(runner: JobRunner, function_job: FunctionJob, tmp_path: Path) -> None:
+    """Without a memory budget, the training's own loader processes run."""
+    options = ("drawing", "names"), ("log", str(tmp_path / "batches")), ("workers", "2")
+    job = function_job("unusual_texts", worst_batch=True, memory_budget_bytes=None, options=options)
+    job_result = runner.run(job)
+    assert job_result.status is JobStatus.FITS, job_result
+    assert {length for samples, length, _ in lengths_of(tmp_path / "batches") if samples == 8} == {38}
+
+
 def test_samples_of_one_size_are_trained_as_they_are_drawn(runner: JobRunner, function_job: FunctionJob) -> None:
     assert runner.run(function_job("epochs", worst_batch=True)).size_ratio is None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
 
 
 def network(width: int) -> nn.Module:
@@ -173,6 +173,66 @@ def texts(batch_size: int, precision: str, samples: int = 200, count: int = 2, l
             with open(log or os.devnull, "a") as file:
                 file.write(f"{len(ids)} {ids.shape[1]} {int((ids > 0).sum())}\n")
             training.step(torch.randn(len(ids), 3, 32, 32))
+
+
+class TextsByName(Texts):
+    """Texts whose indices are names, or pairs with a length."""
+
+    def __getitem__(self, index: Any) -> list[int]:
+        return [1] * (index[1] if isinstance(index, tuple) else int(index))
+
+
+class Names:
+    """A sampler of names, in another order at each pass."""
+
+    def __init__(self, names: list[Any]) -> None:
+        self.names, self.passes, self.generator = names, 0, torch.Generator().manual_seed(0)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        order = torch.randperm(len(self.names), generator=self.generator).tolist()
+        return (self.names[(number + self.passes) % len(self.names)] for number in order)
+
+
+class ByTokens(BatchSampler):
+    """Batches of fewer texts if they are long."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for first in range(1, 200 - self.batch_size, self.batch_size):
+            yield list(range(first, first + self.batch_size))
+        yield [0]
+
+
+Drawing = Literal["names", "pairs", "subset", "by tokens", "evaluation"]
+
+
+def unusual_texts(batch_size: int, precision: str, drawing: Drawing, log: str, workers: int = 0) -> None:
+    """A plain loop over padded texts that a data set or a sampler of another kind than usual gives."""
+    training, data = Training(), TextsByName(0) if drawing in ("names", "pairs") else Texts(200)
+    samplers: dict[str, Any] = {
+        "names": Names([str(length) for length in range(7, 39)]),
+        "pairs": Names([(0, length) for length in range(7, 31)]),
+        "subset": SubsetRandomSampler(range(1, 97), generator=torch.Generator().manual_seed(0)),
+    }
+    chosen: dict[str, Any] = {"sampler": samplers[drawing], "batch_size": batch_size} if drawing in samplers else {}
+    if drawing == "by tokens":
+        chosen = {"batch_sampler": ByTokens(range(200), batch_size, drop_last=False)}
+    if drawing == "evaluation":
+        chosen = {"batch_size": batch_size, "shuffle": True}
+    loader = DataLoader(data, collate_fn=padded, num_workers=workers, **chosen)  # type: ignore[arg-type]
+    with open(log, "a") as file:
+        for _ in range(2):
+            for ids in loader:
+                file.write(f"{len(ids)} {ids.shape[1]} {int((ids > 0).sum())}\n")
+                file.flush()
+                training.step(torch.randn(len(ids), 3, 32, 32))
+            if drawing == "evaluation":
+                for _ids in DataLoader(Texts(50), batch_size=batch_size, collate_fn=padded):  # type: ignore[arg-type]
+                    with torch.no_grad():
+                        training.model(torch.randn(2, 3, 32, 32))
 
 
 def returns_a_generator(batch_size: int, precision: str) -> Iterator[None]:
