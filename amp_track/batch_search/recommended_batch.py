@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+
+from amp_track.config.job import micro_batch
 
 NO_SLOWER = 0.97
 """The fraction of the best throughput that counts as equally fast: differences within 3 % are noise."""
@@ -20,15 +22,29 @@ Readings = Mapping[int, Sequence[float]]
 """Samples per second of each probe, by batch size."""
 
 
-def candidates(largest: int) -> tuple[int, ...]:
-    """Return the batches to compare: a multiple of 8, `largest` if rounding may cost speed, a half and a quarter."""
-    multiple = largest // MULTIPLE_OF * MULTIPLE_OF
-    if not multiple:
-        return (largest,)
-    found = [multiple] if multiple >= NO_SLOWER * largest else [multiple, largest]
-    for _ in range(_HALVINGS):
-        multiple = multiple // 2 // MULTIPLE_OF * MULTIPLE_OF
-        found += [multiple] if multiple else []
+def candidates(largest: int, *, multiple_of: int = 1, divisor_of: int | None = None) -> tuple[int, ...]:
+    """Return the batches to compare, up to `largest`: the one to prefer, then about a half and a quarter of it.
+
+    Args:
+        largest: the largest batch to recommend.
+        multiple_of: every candidate is a multiple of it. With 1, multiples of 8, and `largest` if rounding may cost
+            speed.
+        divisor_of: an effective batch size that every candidate divides.
+    """
+    if divisor_of is not None:
+        return _and_smaller(lambda most: (micro_batch(divisor_of, most, multiple_of=multiple_of) or (0, 0))[0], largest)
+    step = multiple_of if multiple_of > 1 else MULTIPLE_OF
+    found = _and_smaller(lambda most: most // step * step, largest)
+    if multiple_of > 1 or (found and found[0] >= NO_SLOWER * largest):
+        return found
+    return (*found[:1], largest, *found[1:])
+
+
+def _and_smaller(largest_of: Callable[[int], int], most: int) -> tuple[int, ...]:
+    """Return the largest batch up to `most`, the largest up to its half, and that up to half of this, if they exist."""
+    found: list[int] = []
+    while len(found) <= _HALVINGS and (batch := largest_of(found[-1] // 2 if found else most)):
+        found.append(batch)
     return tuple(found)
 
 
@@ -37,10 +53,10 @@ def is_timed(readings: Sequence[float]) -> bool:
     return len(readings) >= _READINGS or (len(readings) > 1 and min(readings) >= _SAME * max(readings))
 
 
-def next_to_time(readings: Readings, largest: int) -> int | None:
-    """Return the batch that needs another reading; None if there is nothing left to choose from, or to measure."""
-    batches, best = candidates(largest), 0.0
-    if len(batches) == 1:
+def next_to_time(readings: Readings, batches: Sequence[int]) -> int | None:
+    """Return the candidate that needs another reading; None if there is nothing to choose from, or to measure."""
+    best = 0.0
+    if len(batches) < 2:
         return None
     for batch in batches:
         own = readings.get(batch, ())
@@ -56,12 +72,10 @@ def next_to_time(readings: Readings, largest: int) -> int | None:
     return None
 
 
-def choose(readings: Readings, largest: int) -> int:
-    """Return the smallest timed batch within 3 % of the best speed, if possible a multiple of 8; else the largest."""
-    ran = [batch for batch in candidates(largest) if readings.get(batch)]
-    speeds = {batch: median(readings[batch]) for batch in ran if is_timed(readings[batch])}
+def choose(readings: Readings, batches: Sequence[int]) -> int | None:
+    """Return the smallest timed candidate within 3 % of the best speed; without speeds the first one, if it ran."""
+    speeds = {batch: median(own) for batch in batches if is_timed(own := readings.get(batch, ()))}
     best = max(speeds.values(), default=0.0)
     if not best:
-        return ran[0] if ran else largest
-    fast = [batch for batch, speed in speeds.items() if speed >= NO_SLOWER * best]
-    return min([batch for batch in fast if batch % MULTIPLE_OF == 0] or fast)
+        return next((batch for batch in batches[:1] if readings.get(batch)), None)
+    return min(batch for batch, speed in speeds.items() if speed >= NO_SLOWER * best)

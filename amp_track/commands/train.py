@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from amp_track.commands import interrupted_safely, max_batch
 from amp_track.config import torchrun
 from amp_track.config.cli_params import flags_of
-from amp_track.config.job import Job
+from amp_track.config.job import Job, micro_batch
 from amp_track.config.options import Request
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.report import progress
@@ -129,7 +129,8 @@ def _at_the_max_batch(job: Job, fitted: MaxBatchResult) -> Job:
     of_precision = fitted.precisions[job.precision]
     largest = of_precision.max_batch.batch_size
     if fitted.effective_batch_size is not None:
-        parts = fitted.accumulation(job.precision)
+        of_each = fitted.effective_batch_size // job.nproc
+        parts = micro_batch(of_each, largest, multiple_of=fitted.multiple_of)
         if parts is None:
             raise NothingFits(
                 f"no multiple of {fitted.multiple_of} up to the max batch {largest} divides --effective-batch-size "

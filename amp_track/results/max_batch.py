@@ -43,8 +43,8 @@ class PrecisionResult:
     readings: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """The samples per second of every probe that fits, by batch size, in ascending order."""
     recommended_batch: int | None = None
-    """The batch to train with at this precision; see `amp_track.batch_search.recommended_batch`. None with
-    `--multiple-of`."""
+    """The batch to train with at this precision; see `amp_track.batch_search.recommended_batch`. None if no batch is a
+    multiple of `--multiple-of` and divides `--effective-batch-size`."""
     compared: tuple[int, ...] = ()
     """The batches of which the recommended one is chosen by their speed."""
     leaves_headroom: bool = False
@@ -205,15 +205,15 @@ class MaxBatchResult(Shown):
         return dataclasses.replace(job, eval_batch_size=smallest)
 
     def accumulation(self, precision: str) -> tuple[int, int] | None:
-        """Return the batch per process and the number of batches to accumulate for the effective batch.
+        """Return the recommended batch per process and the number of batches to accumulate for the effective batch.
 
         Returns None if no effective batch was requested or no batch that fits divides it.
         """
         if self.effective_batch_size is None:
             return None
-        largest = self.precisions[precision].max_batch.batch_size
-        of_each = self.effective_batch_size // self.job.nproc
-        return micro_batch(of_each, largest, multiple_of=self.multiple_of)
+        found = self.precisions[precision]
+        of_each, largest = self.effective_batch_size // self.job.nproc, found.recommended_batch
+        return micro_batch(of_each, largest or found.max_batch.batch_size, multiple_of=self.multiple_of)
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -43,11 +43,12 @@ FEWEST_STEPS = 4
 def goal_of(session: Session, free_bytes: int, *, recommends: bool = False) -> Goal:
     """Return the goal of a command's max-batch study; `free_bytes` were free when the study began.
 
-    With `recommends`, batches are timed to recommend one, unless the options already name it.
+    With `recommends`, batches are timed to recommend one.
     """
     from amp_track.study.batch_sampler import Goal, NoForecasts
 
     options, budget = session.request.max_batch_options, session.job.memory_budget_bytes
+    effective = options.effective_batch_size
     limit = limit_of(session)
     total_bytes = budget if budget is not None else free_bytes
     headroom_bytes = options.headroom.of(total_bytes) if options.headroom is not None else 0
@@ -63,7 +64,8 @@ def goal_of(session: Session, free_bytes: int, *, recommends: bool = False) -> G
         multiple_of=options.multiple_of,
         most_evaluated=_most_evaluated(session, limit),
         confirm=options.confirm_steps != 0,
-        recommends=recommends and options.multiple_of == 1 and options.effective_batch_size is None,
+        recommends=recommends,
+        effective_batch_size=effective // session.job.nproc if effective is not None else None,
         recommended_bytes=int(_RECOMMENDED_PART * total_bytes) if leaves_headroom else None,
         whole_probes=_probes_are_whole(session),
         forecasts=Plans(session, budget_bytes=budget_bytes, max_batch_size=limit.batch_size)

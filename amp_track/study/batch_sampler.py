@@ -135,6 +135,15 @@ class Goal:
     """Number of batches above the first failing one that are probed, too. With workspaces and allocator segments, a
     larger batch may fit although a smaller one does not."""
 
+    effective_batch_size: int | None = None
+    """The samples of an optimizer step per process, if the recommended batch is to be accumulated to it."""
+
+    def candidates(self, largest: int) -> tuple[int, ...]:
+        """Return the batches up to `largest` of which one is recommended; none if no batch is what was asked for."""
+        if not largest:
+            return ()
+        return recommended_batch.candidates(largest, multiple_of=self.multiple_of, divisor_of=self.effective_batch_size)
+
     def multiple_up_to(self, max_batch: int) -> int:
         """Return the largest multiple of `multiple_of` up to `max_batch`; 0 if there is none."""
         return max_batch // self.multiple_of * self.multiple_of
@@ -321,16 +330,16 @@ class BatchSampler(optuna.samplers.BaseSampler):
         above = self._with_headroom(done, max_batch) if largest < max_batch.batch_size else 0
         if above > largest and all(job.kind != "headroom" for job in done):
             return proposal(above, "headroom", "predicted to leave the recommended headroom")
-        batch_size = recommended_batch.next_to_time(readings, largest) if self.goal.confirm else None
+        batches = self.goal.candidates(largest or max_batch.batch_size)
+        batch_size = recommended_batch.next_to_time(readings, batches) if self.goal.confirm else None
         if batch_size is not None:
             return proposal(batch_size, "timing", f"reading {len(readings.get(batch_size, ())) + 1} of its speed")
-        first = recommended_batch.candidates(largest)[0] if largest else 0
-        if first and first not in readings:
-            return proposal(first, "multiple", f"largest multiple of {recommended_batch.MULTIPLE_OF} to recommend")
+        if batches and batches[0] not in readings:
+            return proposal(batches[0], "multiple", "to recommend it")
         return None
 
     def _with_headroom(self, done: list[Done], max_batch: MaxBatch) -> int:
-        """Return the batch that is predicted to take the recommended memory, as a multiple of 8 if there is one."""
+        """Return the candidate that is predicted to take the recommended memory; 0 if there is none."""
         probes = _probes(done, _SHORT)
         line, room = line_of(probes), self.goal.recommended_bytes
         if line is None or room is None:
@@ -342,7 +351,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             if each.fits
         )
         batch_size = min(line.reaches(room - unused if unused < room else room), max_batch.batch_size)
-        return batch_size // recommended_batch.MULTIPLE_OF * recommended_batch.MULTIPLE_OF or batch_size
+        return next(iter(self.goal.candidates(batch_size)), 0)
 
     def _explore(
         self, done: Mapping[str, list[Done]], precision: str, running: Sequence[Proposal]

@@ -9,7 +9,7 @@ import optuna
 from optuna.distributions import IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from amp_track.batch_search.recommended_batch import candidates, choose
+from amp_track.batch_search.recommended_batch import choose
 from amp_track.batch_search.search import MaxBatch
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.max_batch import PrecisionResult
@@ -87,7 +87,9 @@ def _result_of(done: list[Done], max_batch: MaxBatch, goal: Goal) -> PrecisionRe
     probed = min(at_max_batch, key=lambda job: job.kind == "confirm", default=None)
     readings = {batch: tuple(own) for batch, own in readings_of(done).items() if batch <= max_batch.batch_size}
     largest = largest_with_headroom(done, max_batch.batch_size, goal.recommended_bytes)
-    is_recommended = max_batch.batch_size > 0 and goal.multiple_of == 1
+    compared = goal.candidates(largest or max_batch.batch_size)
+    is_free = goal.multiple_of == 1 and goal.effective_batch_size is None
+    otherwise = (largest or max_batch.batch_size) if is_free else next(iter(compared), 0)
     # The failure that ended the search: at one sample more, or at any batch if none is supported.
     failures = (
         job.job_result
@@ -109,8 +111,8 @@ def _result_of(done: list[Done], max_batch: MaxBatch, goal: Goal) -> PrecisionRe
         max_multiple=multiple if any(job.batch_size == multiple and job.fits for job in done) else None,
         readings=readings,
         leaves_headroom=largest > 0 and goal.recommended_bytes is not None,
-        compared=candidates(largest or max_batch.batch_size) if is_recommended else (),
-        recommended_batch=choose(readings, largest or max_batch.batch_size) if is_recommended else None,
+        compared=compared,
+        recommended_batch=choose(readings, compared) or otherwise or None,
         beyond=_beyond(max_batch, done),
     )
 

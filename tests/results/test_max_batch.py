@@ -132,6 +132,8 @@ def test_nothing_is_left_free_and_no_batch_is_divided_unless_asked_for() -> None
     assert (found.headroom_bytes, found.multiple_of, found.effective_batch_size) == (0, 1, None)
     assert found.accumulation("amp") is None
     assert max_batch({"amp": FITTED}, effective_batch_size=513).accumulation("amp") == (171, 3), "513 = 171 × 3"
+    recommended = dataclasses.replace(FITTED, recommended_batch=128)
+    assert max_batch({"amp": recommended}, effective_batch_size=1024).accumulation("amp") == (128, 8)
 
 
 def test_the_effective_batch_is_shared_by_the_processes() -> None:

@@ -100,6 +100,7 @@ devices = st.builds(
     limit=st.sampled_from([1, 7, 64, 5000, 10**6]),
     beyond=st.sampled_from([0, 3]),
     multiple_of=st.sampled_from([1, 8]),
+    effective=st.sampled_from([None, None, 64, 96, 97]),
     has_headroom=st.booleans(),
     evaluates=st.booleans(),
     confirm=st.booleans(),
@@ -109,6 +110,7 @@ def test_every_search_ends_and_reports_only_what_ran(
     limit: int,
     beyond: int,
     multiple_of: int,
+    effective: int | None,
     has_headroom: bool,
     evaluates: bool,
     confirm: bool,
@@ -118,7 +120,7 @@ def test_every_search_ends_and_reports_only_what_ran(
         limit=Limit(limit, "dataset"),
         beyond=beyond,
         multiple_of=multiple_of,
-        recommends=multiple_of == 1,
+        effective_batch_size=effective,
         recommended_bytes=int(0.95 * device.budget_bytes) if has_headroom else None,
         most_evaluated=Limit(min(limit, 300), "dataset") if evaluates else None,
         confirm=confirm,
@@ -131,10 +133,13 @@ def test_every_search_ends_and_reports_only_what_ran(
             assert found.typical_max_batch is found.eval_max_batch is None
             continue
         assert most in {batch for _, batch in ran}
-        if multiple_of == 1:
-            assert found.recommended_batch is not None
-            assert 1 <= found.recommended_batch <= most
-            assert found.recommended_batch in {batch for kind, batch in ran if kind not in ("typical", "eval")}
+        recommended = found.recommended_batch
+        assert recommended is not None or multiple_of > 1, "any effective batch is a multiple of 1"
+        if recommended is not None:
+            assert 1 <= recommended <= most
+            assert recommended % multiple_of == 0
+            assert effective is None or effective % recommended == 0
+            assert recommended in {batch for kind, batch in ran if kind not in ("typical", "eval")}
         assert (found.typical_max_batch is not None) == (device.size_ratio is not None)
         if found.typical_max_batch is not None:
             assert found.typical_max_batch.batch_size >= most
