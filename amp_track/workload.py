@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, ClassVar, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from amp_track.records.errors import InvalidReturnValue
 
@@ -49,7 +50,11 @@ class Workload(ABC):
 
     @abstractmethod
     def train_data(self) -> Dataset[Any]:
-        """Return the training data: a map-style dataset whose items are (input, target)."""
+        """Return the training data: a dataset whose items are (input, target).
+
+        An IterableDataset has no length, so it requires `--steps`. It starts again where it ends; its processes share
+        its samples in turn.
+        """
 
     @abstractmethod
     def eval_data(self) -> Dataset[Any]:
@@ -141,9 +146,15 @@ class Workload(ABC):
         Default: the first training samples, cycled. If samples differ in size, `plan` and `--synthetic` use the batch
         that takes the most memory instead of this default.
         """
-        data = self.train_data()
-        known = min(batch_size, len(data), 64)  # type: ignore[arg-type]
-        return self.collate_fn([data[index % known] for index in range(batch_size)])  # type: ignore[no-any-return]
+        first = first_samples(self.train_data(), min(batch_size, 64))
+        return self.collate_fn([first[index % len(first)] for index in range(batch_size)])  # type: ignore[no-any-return]
+
+
+def first_samples(data: Dataset[Any], count: int) -> list[Any]:
+    """Return the first `count` samples of a dataset, or all if it has fewer."""
+    if isinstance(data, IterableDataset):
+        return list(itertools.islice(data, count))
+    return [data[index] for index in range(min(count, len(data)))]  # type: ignore[arg-type]
 
 
 def has_own_collate_fn(workload: Workload) -> bool:

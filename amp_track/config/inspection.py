@@ -48,13 +48,15 @@ class TargetInspection:
     training_samples: int = 0
     """0 if the data was not loaded: the job is synthetic, or the target is not a workload."""
     evaluation_samples: int = 0
+    is_streamed: bool = False
+    """Whether the training data is an iterable dataset, whose length is unknown."""
     dataset_digest: str = "unknown"
     libraries: tuple[tuple[str, str], ...] = ()
     """The versions of other libraries that it may train with, such as lightning."""
 
     def knows_samples(self, job: Job) -> bool:
         """Return whether the number of training samples is known and limits a job's batch."""
-        return self.kind == "workload" and not job.synthetic
+        return self.kind == "workload" and not job.synthetic and not self.is_streamed
 
 
 @dataclass(frozen=True, kw_only=True)

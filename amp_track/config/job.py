@@ -276,6 +276,12 @@ def synthetic_samples(job: Job) -> int:
     return 16 * job.batch_size * job.nproc
 
 
+def streamed_samples(job: Job) -> int:
+    """Return the samples that a job takes from a data set without a length: its steps are one epoch."""
+    assert job.batch_size is not None and job.steps is not None
+    return job.steps * job.grad_accum * job.batch_size * job.nproc
+
+
 def micro_batch(effective_batch_size: int, max_batch: int, *, multiple_of: int = 1) -> tuple[int, int] | None:
     """Return the largest batch that fits and divides the effective batch, and the batches per optimizer step.
 

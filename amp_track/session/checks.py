@@ -18,11 +18,15 @@ from amp_track.records.units import format_bytes
 from amp_track.targets import source
 
 
-def check_supported(request: Request, inspection: Inspection, precisions: Sequence[str]) -> None:
-    """Check that device and data set support the request."""
+def check_supported(request: Request, inspection: Inspection, precisions: Sequence[str], *, trains: bool) -> None:
+    """Check that device and data set support the request, which trains for more than one batch if `trains`."""
     job, options = request.job, request.max_batch_options
     budget, effective = job.memory_budget_bytes, options.effective_batch_size
     _check_settings(request, inspection)
+    if trains and inspection.is_streamed and job.steps is None:
+        raise BadInput(
+            f"{job.workload}: train_data() is an IterableDataset, so the length of an epoch is unknown. Add --steps."
+        )
     data_has_a_batch(request, job, inspection)
     if effective is not None and inspection.knows_samples(job) and effective > inspection.training_samples:
         raise BadInput(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from amp_track.config import torchrun
 from amp_track.config.inspection import Inspection, resolve
-from amp_track.config.job import Job, JobFolder, synthetic_samples
+from amp_track.config.job import Job, JobFolder, streamed_samples, synthetic_samples
 from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS
 from amp_track.records.dtypes import DtypesReport
@@ -65,7 +65,8 @@ class Session:
     ) -> Session:
         """Check the request before anything is written; cheap checks come before torch is imported.
 
-        Without precisions, it has every one that the device supports. A command that writes nothing uses no stores.
+        Without precisions, it has every one that the device supports. A command without stores writes nothing, and
+        trains on one batch at most.
         """
         if uses_stores:
             with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
@@ -78,7 +79,7 @@ class Session:
                 _import_libraries(request)
             interrupts.check()
             inspection = _inspect(runner, request.job)
-        checks.check_supported(request, inspection, precisions or ())
+        checks.check_supported(request, inspection, precisions or (), trains=uses_stores)
         if precisions is None:
             precisions = tuple(name for name in PRECISIONS if inspection.support(name).supported)
         return cls(request, runner, inspection, precisions)
@@ -124,7 +125,9 @@ class Session:
 
     def training_samples(self, job: Job) -> int:
         """Return the number of samples in one epoch of a job."""
-        return synthetic_samples(job) if job.synthetic else self.inspection.training_samples
+        if job.synthetic:
+            return synthetic_samples(job)
+        return streamed_samples(job) if self.inspection.is_streamed else self.inspection.training_samples
 
     def bytes_needed(self, job: Job) -> int | None:
         """Return the smallest memory budget that a job fits, in bytes; None if it has none, or fails without."""

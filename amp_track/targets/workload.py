@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from amp_track.config.inspection import TargetInspection
 from amp_track.config.job import Job, JobFolder
@@ -26,7 +26,7 @@ from amp_track.training.dtypes import DtypesWatch
 from amp_track.training.process_group import RankGroup
 from amp_track.training.trainer import Trainer
 from amp_track.training.watch import Send
-from amp_track.workload import Metric, Workload, has_own_collate_fn, is_pair
+from amp_track.workload import Metric, Workload, first_samples, has_own_collate_fn, is_pair
 
 if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
@@ -45,22 +45,24 @@ class WorkloadTarget:
 
     def inspect(self) -> TargetInspection:
         """Return its properties. Raises BadInput if it cannot run."""
-        workload, reference = self._workload, self._job.workload
+        workload, reference, is_streamed = self._workload, self._job.workload, False
         _check_fields(reference, workload)
         workload.check()
         samples, dataset_digest = [0, 0], "synthetic"
         if not self._job.synthetic:
             train_data, eval_data = workload.train_data(), workload.eval_data()
-            methods = {"train_data": train_data, "eval_data": eval_data}
+            is_streamed = isinstance(train_data, IterableDataset)
+            methods = {"eval_data": eval_data} if is_streamed else {"train_data": train_data, "eval_data": eval_data}
             for method, data in methods.items():
                 _check_dataset(reference, method, data)
-            samples = [length(data) for data in methods.values()]
-            if not samples[0]:
+            samples = [0 if is_streamed else length(train_data), length(eval_data)]
+            firsts = {"train_data": first_samples(train_data, 2), "eval_data": first_samples(eval_data, 2)}
+            if not firsts["train_data"]:
                 raise BadInput(f"{reference}: train_data() is empty. Return at least one sample.")
             dataset_digest = digest(train_data)
-            for method, data in methods.items():
-                if length(data):
-                    _check_sample(reference, method, data, workload)
+            for method, first in firsts.items():
+                if first:
+                    _check_sample(reference, method, first, workload)
         file, imports = source_files(reference, workload)
         return TargetInspection(
             workload_name=type(workload).__name__,
@@ -76,6 +78,7 @@ class WorkloadTarget:
             higher_is_better=workload.metric.higher_is_better,
             training_samples=samples[0],
             evaluation_samples=samples[1],
+            is_streamed=is_streamed,
             dataset_digest=dataset_digest,
             libraries=source.versions_of_libraries([file, *(file.parent / name for name in imports)]),
         )
@@ -157,7 +160,8 @@ def _shown(value: object) -> str:
 def _check_dataset(reference: str, method: str, data: Any) -> None:
     """Raise BadInput if a workload's method returns no map-style dataset, or one with an impossible length."""
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, IterableDataset):
-        kind = f"{describe_type(data)}; it must return a map-style dataset (__len__, __getitem__)"
+        also = " or an IterableDataset" if method == "train_data" else ""
+        kind = f"{describe_type(data)}; it must return a map-style dataset (__len__, __getitem__){also}"
         raise BadInput(f"{reference}: {method}() returned {kind}")
     with contextlib.suppress(OverflowError):  # len() raises it from 2**63 on
         if len(data) <= _MOST_SAMPLES:
@@ -166,13 +170,11 @@ def _check_dataset(reference: str, method: str, data: Any) -> None:
     raise BadInput(f"{reference}: {method}() returned {much}")
 
 
-def _check_sample(reference: str, method: str, data: Dataset[Any], workload: Workload) -> None:
+def _check_sample(reference: str, method: str, first: list[Any], workload: Workload) -> None:
     """Raise BadInput if a sample, or the batch that the workload's own `collate_fn` makes of it, is not a pair."""
-    name = f"{method}()[0]"
-    if has_own_collate_fn(workload):  # one of two samples, which batch normalization and contrastive losses need
-        name, pair = f"collate_fn([{name}, …])", workload.collate_fn([data[0], data[min(1, length(data) - 1)]])
-    else:
-        pair = data[0]
+    name, pair = f"{method}()[0]", first[0]
+    if has_own_collate_fn(workload):  # it may need two samples, as for a contrastive loss
+        name, pair = f"collate_fn([{name}, …])", workload.collate_fn([first[0], first[-1]])
     if not is_pair(pair):
         raise BadInput(f"{reference}: {name} is {describe_type(pair)}; it must be a pair (input, target)")
 

@@ -135,7 +135,10 @@ class Run:
             workload=found.workload_name,
             workload_digest=found.workload_digest,
             digest=found.dataset_digest,
-            samples={"train": found.training_samples, "eval": found.evaluation_samples},
+            samples={
+                "train": found.training_samples if not found.is_streamed else None,
+                "eval": found.evaluation_samples,
+            },
         )
         self._sink.write(self._key, write)
 

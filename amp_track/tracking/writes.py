@@ -77,19 +77,19 @@ class LogBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class LogDatasets:
-    """Log the data sets of a run, with their numbers of samples by context (`train`, `eval`)."""
+    """Log the data sets of a run, with their numbers of samples, if known, by context (`train`, `eval`)."""
 
     kind: Literal["datasets"] = "datasets"
     workload: str
     workload_digest: str
     digest: str
-    samples: dict[str, int]
+    samples: dict[str, int | None]
 
     def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
         source = json.dumps({"workload": self.workload, "digest": self.workload_digest})
         datasets = []
         for context, samples in self.samples.items():
-            profile = json.dumps({"num_rows": samples})
+            profile = json.dumps({"num_rows": samples}) if samples is not None else None
             dataset = Dataset(f"{self.workload}-{context}", self.digest, "code", source, profile=profile)
             datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
         _twice(lambda: client.log_inputs(run_id, datasets=datasets))

@@ -14,14 +14,22 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
-from amp_track.config.job import ALONE, Job, Rank, steps_per_epoch, synthetic_samples, total_steps
+from amp_track.config.job import (
+    ALONE,
+    Job,
+    Rank,
+    steps_per_epoch,
+    streamed_samples,
+    synthetic_samples,
+    total_steps,
+)
 from amp_track.records.errors import InvalidReturnValue
 from amp_track.training.amp import random_state
 from amp_track.training.amp.tensors import batch_length, map_tensors, tensors
 from amp_track.training.sample_sizes import SampleSizes, measure, volume_of
-from amp_track.workload import Workload, has_own_collate_fn, is_pair
+from amp_track.workload import Workload, first_samples, has_own_collate_fn, is_pair
 
 
 class Part(NamedTuple):
@@ -82,7 +90,14 @@ class Batches:
             self._eval_sizes = measure(self._eval_data, workers=self._workers) if has_own else None
         self.size_ratio = self._train_sizes.ratio if self._train_sizes is not None else None
         """The size of the worst batch relative to a mean one, if batches are made of the largest samples."""
-        self.training_samples = length(self._train_data) if self._train_data is not None else synthetic_samples(job)
+        self.why_as_drawn = ""
+        self.training_samples = synthetic_samples(job)
+        if isinstance(self._train_data, IterableDataset):
+            self.training_samples = streamed_samples(job)
+            if job.worst_batch and has_own_collate_fn(workload):
+                self.why_as_drawn = "an iterable dataset gives samples in its own order"
+        elif self._train_data is not None:
+            self.training_samples = length(self._train_data)
         self.steps_per_epoch = steps_per_epoch(job, self.training_samples)
         self.total_steps = total_steps(job, self.training_samples)
         """Optimizer steps of the job."""
@@ -164,15 +179,38 @@ class Batches:
         """Yield this rank's part of batches of these sizes, in a new order. The first `skip` are not loaded."""
         if self._train_data is None:
             return (self._first(max(self._own_samples(size), 1)) for size in sizes[skip:])
+        if isinstance(self._train_data, IterableDataset):
+            return self._replaced(self._streamed(self._train_data, skip), first_batch=skip)
         order = iter(torch.randperm(self.training_samples, generator=self._generator).tolist())
         drawn = (list(itertools.islice(order, size)) for size in sizes)
         # A rank without samples in a batch repeats one of it.
         indices = (batch[self._rank.index :: self._rank.count] or batch[:1] for batch in drawn)
         chosen = self._with_largest(itertools.islice(indices, skip, None), self._train_sizes, first_batch=skip)
-        batches = self._loaded(self._train_data, chosen, self._generator, first_batch=skip)
+        return self._replaced(
+            self._loaded(self._train_data, chosen, self._generator, first_batch=skip), first_batch=skip
+        )
+
+    def _streamed(self, data: IterableDataset[Any], skip: int) -> Iterator[Any]:
+        """Yield this rank's full batches, from the start again where the data ends. The first `skip` are only loaded.
+
+        Raises StreamTooShort if it ends before a full batch.
+        """
+        batches = stream(
+            data,
+            self._batch_size,
+            self._generator,
+            collate_fn=self._workload.collate_fn if has_own_collate_fn(self._workload) else None,
+            workers=self._workers,
+            rank=self._rank.index,
+            ranks=self._rank.count,
+            pin_memory=self._pin_memory,
+        )
+        return itertools.islice(batches, skip, None)
+
+    def _replaced(self, batches: Iterator[Any], *, first_batch: int) -> Iterator[Any]:
         has_worst_example = type(self._workload).worst_example is not Workload.worst_example
         is_replaced = self._job.worst_batch and has_worst_example
-        return self._with_worst_example(batches, first_batch=skip) if is_replaced else batches
+        return self._with_worst_example(batches, first_batch=first_batch) if is_replaced else batches
 
     def _with_largest(
         self, batches: Iterable[list[int]], sizes: SampleSizes | None, *, first_batch: int = 0
@@ -253,7 +291,9 @@ def _has_own_size(workload: Workload) -> bool:
 
 
 def sizes_of_training_samples(workload: Workload, data: Dataset[Any], *, workers: int = 0) -> SampleSizes | None:
-    """Return the sizes of a workload's training samples; None if they are all equal."""
+    """Return the sizes of a workload's training samples; None if they are all equal, or if the data is iterable."""
+    if isinstance(data, IterableDataset):
+        return None
     if _has_own_size(workload):
         return measure(data, size=workload.sample_size)
     return measure(data, workers=workers) if has_own_collate_fn(workload) else None
@@ -284,11 +324,10 @@ def example_batch(workload: Workload, size: int) -> tuple[Any, Any]:
     if type(workload).example is Workload.example:
         batch = worst_example(workload, size)
         if batch is None and (_has_own_size(workload) or has_own_collate_fn(workload)):
-            data = workload.train_data()
-            known = min(size, length(data), 64)
+            data, most = workload.train_data(), min(size, 64)
             sizes = sizes_of_training_samples(workload, data)
-            largest = sizes.largest(known) if sizes is not None else range(known)
-            batch = workload.collate_fn([data[largest[number % known]] for number in range(size)])
+            samples = [data[index] for index in sizes.largest(most)] if sizes else first_samples(data, most)
+            batch = workload.collate_fn([samples[number % len(samples)] for number in range(size)])
     batch = batch if batch is not None else workload.example(size)
     if not is_pair(batch):
         raise InvalidReturnValue.of_type("example()", batch, "a pair (input, target)")
@@ -309,10 +348,13 @@ def digest(dataset: Dataset[Any]) -> str:
         return hashlib.sha256(raw).hexdigest() if raw is not None else None
 
     random_state.seed(0)
-    count = length(dataset)
+    if isinstance(dataset, IterableDataset):
+        count, samples = 0, iter(first_samples(dataset, 32))
+    else:
+        count = length(dataset)
+        samples = (dataset[index] for index in range(0, count, max(1, count // 32)))
     content = hashlib.sha256(str(count).encode())
-    for index in range(0, count, max(1, count // 32)):
-        sample = dataset[index]
+    for sample in samples:
         content.update(json.dumps(sample, default=plain, skipkeys=True).encode())
         for tensor in tensors(sample):
             content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -365,6 +407,67 @@ def load(
             pin_memory=pin_memory,
         )
     )
+
+
+class StreamTooShort(Exception):
+    """An iterable dataset ended before a full batch. `samples` is the number that it has for each rank."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(f"train_data() ended after {samples} samples, before a full batch")
+        self.samples = samples
+
+
+def stream(
+    dataset: IterableDataset[Any],
+    batch_size: int,
+    generator: torch.Generator,
+    *,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    workers: int = 0,
+    rank: int = 0,
+    ranks: int = 1,
+    pin_memory: bool = False,
+) -> Iterator[Any]:
+    """Yield the full batches of an iterable dataset without end: it starts again where it ends.
+
+    Each rank takes every `ranks`-th sample. With several loader processes, each iterates over the dataset, which shares
+    its samples among them by `torch.utils.data.get_worker_info`, as with any DataLoader. Loading in this process does
+    not change the random numbers of the training. For the arguments see `load`.
+
+    Raises:
+        StreamTooShort: the dataset ends before a full batch.
+    """
+    seed = int(torch.randint(2**48, (), generator=generator))
+    loader = DataLoader(
+        _EveryNth(dataset, rank, ranks),
+        batch_size,
+        collate_fn=collate_fn,
+        generator=generator,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+        pin_memory=pin_memory,
+    )
+    number = 0
+    while True:
+        started, batches = number, iter(loader)
+        while True:
+            with random_state.seeded(seed + number * ranks + rank):
+                batch = next(batches, None)
+            if batch is None or batch_length(batch) < batch_size:
+                break
+            number += 1
+            yield batch
+            del batch  # before the next one is loaded
+        if number == started:
+            raise StreamTooShort(batch_length(batch) if batch is not None else 0)
+
+
+class _EveryNth(IterableDataset[Any]):
+    def __init__(self, dataset: IterableDataset[Any], first: int, step: int) -> None:
+        self._dataset, self._first, self._step = dataset, first, step
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self._dataset, self._first, None, self._step)
 
 
 class _SeededByBatch(Dataset[Any]):

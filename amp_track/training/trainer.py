@@ -19,7 +19,7 @@ from amp_track.training.amp.precision import float32_precision
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import batch_length
 from amp_track.training.checkpoint import Checkpoints
-from amp_track.training.data import Batches, Part, Position
+from amp_track.training.data import Batches, Part, Position, StreamTooShort
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.cpu import peak_resident_bytes
 from amp_track.training.metrics_accumulator import MetricsAccumulator
@@ -120,7 +120,12 @@ class Trainer:
                                   ("memory_meter", device.meter)),
                         scale=step.history.scale if step.history is not None else None)
             )  # fmt: skip
-            measured = self._probe() if job.probe else self._train()
+            try:
+                measured = self._probe() if job.probe else self._train()
+            except StreamTooShort as error:
+                samples = error.samples * ranks
+                message = f"batch size {self._batch_size} exceeds the {samples} samples of the iterable dataset"
+                return JobResult(status=JobStatus.OVER_DATASET, message=message, training_samples=samples)
             wall_seconds = time.perf_counter() - self._started
         device.synchronize()
         job_result = JobResult(
@@ -133,6 +138,7 @@ class Trainer:
             waited_seconds=self._input_wait.seconds if not job.probe else None,  # it waits for every batch
             allocation_retries=device.allocation_retries(),
             size_ratio=batches.size_ratio,
+            why_as_drawn=batches.why_as_drawn,
             eval_samples_per_second=self._evaluation_clock.samples_per_second,
             **self._accumulator.measured(),
             **measured,

@@ -8,13 +8,14 @@ import optuna
 import pytest
 from support import DIGITS, MEBIBYTE, WORKLOADS, request, stores
 
+from amp_track.commands.dtypes import dtypes
 from amp_track.commands.max_batch import max_batch
 from amp_track.commands.train import train
 from amp_track.config.job import Job
-from amp_track.records.errors import NothingFits
+from amp_track.records.errors import BadInput, NothingFits
 
 URL = "sqlite:///optuna.db"
-GROWS = str(WORKLOADS / "grows.py")
+GROWS, STREAMED = str(WORKLOADS / "grows.py"), str(WORKLOADS / "streamed.py")
 
 
 def digits(**settings: object) -> Job:
@@ -48,6 +49,27 @@ def test_the_max_batch_trains_and_one_more_does_not(precision: str, budget_mib: 
     assert one_more_bytes is None or one_more_bytes > budget_mib * MEBIBYTE - mmap.PAGESIZE, (
         "it fits with a page to spare"
     )
+
+
+@pytest.mark.slow
+def test_the_max_batch_of_a_stream_of_samples_is_exact() -> None:
+    job = Job(workload=STREAMED, memory_budget_bytes=16 * MEBIBYTE, steps=20)
+    found = max_batch(request(job, precisions=("fp32",))).precisions["fp32"]
+    most = found.max_batch.batch_size
+    assert (found.max_batch.first_failing_batch, found.max_batch.bound) == (most + 1, "memory")
+    assert found.confirmation is not None
+    assert found.confirmation.steps == 20
+    assert bytes_taken(job, "fp32", most) is not None
+    assert bytes_taken(job, "fp32", most + 1) is None
+
+
+def test_a_stream_that_ends_limits_the_batch_and_one_without_steps_is_rejected() -> None:
+    job = Job(workload=STREAMED, memory_budget_bytes=64 * MEBIBYTE, steps=2, options=(("samples", "30"),))
+    found = max_batch(request(job, precisions=("fp32",), confirm_steps=0)).precisions["fp32"]
+    assert (found.max_batch.batch_size, found.max_batch.bound) == (30, "dataset")
+    with pytest.raises(BadInput, match=r"train_data\(\) is an IterableDataset.* Add --steps"):
+        max_batch(request(Job(workload=STREAMED)))
+    assert dtypes(request(Job(workload=STREAMED))).operations, "one batch needs no steps"
 
 
 @pytest.mark.nightly

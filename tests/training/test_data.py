@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from support import FAULTS, WORKLOADS
 from torch.utils.data import Dataset
 
-from amp_track.config.job import Job
+from amp_track.config.job import ALONE, Job, Rank
 from amp_track.targets.workload import load_workload
 from amp_track.training.amp import random_state
 from amp_track.training.amp.tensors import batch_length
-from amp_track.training.data import Batches, digest, load
+from amp_track.training.data import Batches, Position, StreamTooShort, digest, load
 from amp_track.workload import Workload
 
 SAMPLES = 64
+STREAMED = str(WORKLOADS / "streamed.py")
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +226,43 @@ def test_an_evaluation_has_its_own_batch_if_given(
     found = [batch_length(batch) for batch in batches_of(workload, batch_size=20, **settings).evaluation()]
     assert set(found[:-1]) <= sizes
     assert sum(found) == len(workload.eval_data())  # type: ignore[arg-type]
+
+
+def streamed(
+    samples: int, *, rank: Rank = ALONE, start: Position | None = None, **settings: int
+) -> list[tuple[list[int], int]]:
+    """Return the numbers of the samples of each batch of a streamed training, and the samples of all ranks."""
+    job = Job(workload=STREAMED, batch_size=4, **settings)  # type: ignore[arg-type]
+    batches = Batches(job, load_workload(STREAMED, [("samples", str(samples))]), rank)
+    (parts,) = batches.epochs(start)
+    return [(part.batch[0][:, 0, 0, 0].int().tolist(), part.samples) for part in parts]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterable_dataset_starts_again_where_it_ends_and_has_full_batches_only(workers: int) -> None:
+    first, second = [0, 1, 2, 3], [4, 5, 6, 7]
+    assert streamed(10, steps=5, num_workers=workers) == [(each, 4) for each in (first, second, first, second, first)]
+    assert streamed(8, steps=3, num_workers=workers) == [(first, 4), (second, 4), (first, 4)]
+
+
+def test_the_ranks_share_an_iterable_dataset() -> None:
+    found = [streamed(20, steps=2, nproc=2, rank=Rank(index=index, count=2)) for index in range(2)]
+    assert found == [[([0, 2, 4, 6], 8), ([8, 10, 12, 14], 8)], [([1, 3, 5, 7], 8), ([9, 11, 13, 15], 8)]]
+
+
+def test_a_resumed_training_goes_on_within_its_stream() -> None:
+    start = Position(0, 2, torch.Generator().get_state())
+    assert streamed(100, steps=4, start=start) == streamed(100, steps=4)[2:]
+
+
+def test_an_iterable_dataset_without_a_full_batch_is_too_short() -> None:
+    with pytest.raises(StreamTooShort, match="ended after 3 samples"):
+        streamed(3, steps=1)
+    with pytest.raises(StreamTooShort, match="ended after 0 samples"):
+        streamed(0, steps=1)
+
+
+def test_loading_a_stream_takes_no_random_number_of_the_training() -> None:
+    before = torch.get_rng_state()
+    streamed(10, steps=4)
+    assert torch.equal(torch.get_rng_state(), before)
