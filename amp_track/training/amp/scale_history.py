@@ -1,79 +1,60 @@
-"""ScaleHistory records the gradient scale and skipped steps exactly, without waiting for the device at each step."""
+"""ScaleHistory records the gradient scale and skipped steps exactly, without waiting for the device at each step.
+
+Uses private names of GradScaler: `_per_optimizer_states` (with `found_inf_per_device` and `stage`), `_scale`,
+`_growth_tracker`, `_growth_factor`, `_backoff_factor`, `_growth_interval`, and the rule of `torch._amp_update_scale_`.
+If torch changes them, `tests/training/amp/test_scale_history.py` fails, which compares with `get_scale()`.
+"""
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
 
 import numpy
-import torch
 from torch import Tensor
 from torch.amp import GradScaler
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
 
-_LOOSE = 64
-"""Number of scalars that are kept as separate tensors before they are copied into the buffer."""
-
-
-class ScalarLog:
-    """A preallocated buffer for up to `capacity` float32 scalars on a device.
-
-    Appending stores the tensor and launches no kernel; every 64 tensors are copied into the buffer at once. A copy for
-    each scalar would slow a tiny step down by 1 %.
-    """
-
-    def __init__(self, capacity: int, device: torch.device) -> None:
-        self._buffer = torch.zeros(capacity, device=device)
-        self._loose: list[Tensor] = []
-        self._packed = 0
-
-    def __len__(self) -> int:
-        return self._packed + len(self._loose)
-
-    def append(self, scalar: Tensor) -> None:
-        """Append a scalar tensor, which must not be changed in place afterwards. Raises IndexError if it is full."""
-        if len(self) == len(self._buffer):
-            raise IndexError(f"the log is full ({len(self._buffer)} scalars); fetch them first")
-        self._loose.append(scalar)
-        if len(self._loose) == _LOOSE:
-            self._pack()
-
-    def _pack(self) -> None:
-        if self._loose:
-            end = self._packed + len(self._loose)
-            self._buffer[self._packed : end].copy_(torch.stack(self._loose), non_blocking=True)
-            self._packed = end
-            self._loose = []
-
-    def fetch(self) -> list[float]:
-        """Return all scalars as numbers, and empty the log. Waits for the device once."""
-        self._pack()
-        values: list[float] = self._buffer[: self._packed].tolist()
-        self._packed = 0
-        return values
-
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` scalars. Does not wait for the device."""
-        self._loose = self._loose[: max(length - self._packed, 0)]
-        self._packed = min(self._packed, length)
-
-    def clear(self) -> None:
-        self._loose = []
-        self._packed = 0
+from amp_track.training.amp.scalar_log import ScalarLog
 
 
 @dataclass(frozen=True)
 class ScaleChanges:
-    """Changes of the scale, and skipped steps. Steps are numbered from 1 over the training."""
+    """Changes of the scale, and skipped steps. A step is a call of `scaler.update()`, numbered from 1."""
 
     changes: tuple[tuple[int, float], ...] = ()
-    """(optimizer step, scale after it) for each step that changed the scale."""
+    """(step, scale after it) for each step that changed the scale."""
     skipped_steps: tuple[int, ...] = ()
-    """Steps that were skipped because their gradients overflowed."""
+    """Steps at which the gradients of an optimizer overflowed, so that its step was skipped."""
+    skipped_by: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
+    """The skipped steps of each optimizer, by its name."""
 
 
-def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
+class _Update(NamedTuple):
+    """What is known on the host about one call of `update`. Its scalars are in the log, in the order of the fields."""
+
+    is_set: bool
+    """Whether somebody else has set the scale before it: then scale and growth tracker are logged."""
+    new_scale: float | None
+    has_new_scale: bool
+    """Whether a tensor was given as the new scale: then it is logged."""
+    found: tuple[tuple[str, int, bool], ...]
+    """(name, number of devices, whether it stepped) of each optimizer: one overflow per device is logged."""
+    rule: tuple[float, float, int]
+    """Growth factor, backoff factor and growth interval."""
+
+    @property
+    def scalars(self) -> int:
+        return 2 * self.is_set + self.has_new_scale + sum(devices for _, devices, _ in self.found)
+
+
+def skips_on_device(optimizer: Optimizer) -> bool:
     """Return True if the optimizer skips a step on the device, as fused optimizers do, instead of GradScaler.
 
     Reads the private attribute that GradScaler reads. If torch changes it, fused optimizers are not recognized, and
@@ -86,127 +67,247 @@ _history_of: weakref.WeakKeyDictionary[GradScaler, weakref.ref[ScaleHistory]] = 
 """The ScaleHistory of each scaler."""
 
 
-def _claim(scaler: GradScaler, history: ScaleHistory) -> None:
-    """Register `history` as the only one of `scaler`. Raises ValueError if there is another one."""
+def _known(scaler: GradScaler) -> ScaleHistory | None:
     known = _history_of.get(scaler)
-    if known is not None and known() is not None:
-        gc.collect()  # the other history may be garbage in a reference cycle
-        if known() is not None:
-            raise ValueError(
-                "This GradScaler is already used by another TrainStep or ScaleHistory, and both would change its "
-                "scale. Use one scaler for each, or delete the other one first."
-            )
-    _history_of[scaler] = weakref.ref(history)
+    return known() if known is not None else None
+
+
+@functools.cache
+def _recorded(base: type[GradScaler]) -> type[GradScaler]:
+    """Return the subclass of a scaler's class that tells its ScaleHistory of each step and update."""
+
+    class Recorded(base):  # type: ignore[misc, valid-type]
+        recorded_class = base
+
+        def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if (history := _known(self)) is not None:
+                history._name_of(optimizer)
+            return super().step(optimizer, *args, **kwargs)
+
+        def unscale_(self, optimizer: Optimizer) -> None:
+            if (history := _known(self)) is not None:
+                history._name_of(optimizer)
+            super().unscale_(optimizer)
+
+        def update(self, new_scale: float | Tensor | None = None) -> None:
+            if (history := _known(self)) is not None:
+                history._on_update(self, super().update, new_scale)
+            else:
+                super().update(new_scale)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:  # a copy has no history
+            _, (_, *arguments), *state = super().__reduce_ex__(protocol)
+            return object.__new__, (base, *arguments), *state
+
+    Recorded.__name__, Recorded.__qualname__, Recorded.__module__ = base.__name__, base.__qualname__, base.__module__
+    return Recorded
 
 
 class ScaleHistory:
-    """Records the scale after every optimizer step, and which steps were skipped.
+    """Records the scale after every update, and which steps of which optimizer were skipped.
 
-    The scaler sets `found_inf` on a fused optimizer, which skips the step on the device. A step-pre-hook stores each
-    `found_inf` on the device; `read` fetches all of them at once, and replays growth and backoff as
-    `_amp_update_scale_` does. Any other optimizer is not called if the gradients overflowed: then the hook does not
-    run, and the host knows of the skipped step at once, because `GradScaler.step` has waited for the device.
-
-    This relies on two undocumented details of GradScaler: the attribute `found_inf` on fused optimizers, and the rule
-    of growth and backoff. If torch changes either, `tests/training/amp/test_scale_history.py` fails, which compares
-    with `get_scale()`.
+    The scaler gets a subclass of its class, whose `update` keeps the overflows that the scaler has found on the device.
+    `read` fetches all of them at once, and replays growth and backoff as `torch._amp_update_scale_` does. The rule is
+    read from the scaler at each update. If anything else sets the scale, such as `load_state_dict`, its tensors have
+    another version, and the replay starts anew from their values.
 
     Args:
         scaler: an enabled scaler, new or used, without another history.
-        optimizer: the only optimizer that it steps.
-        capacity: the maximum number of steps between two reads.
+        optimizer: the optimizer that it steps, or several by name. Others get names such as `optimizer1`.
 
     Raises:
-        ValueError: the scaler has another history, which would change its scale unnoticed.
+        ValueError: the scaler is disabled, or has another history.
     """
 
-    def __init__(self, scaler: GradScaler, optimizer: torch.optim.Optimizer, *, capacity: int = 1024) -> None:
+    def __init__(self, scaler: GradScaler, optimizer: Optimizer | Mapping[str, Optimizer] | None = None) -> None:
+        if not scaler.is_enabled():
+            raise ValueError("The GradScaler is disabled: it scales nothing, so it has no history.")
         self.steps = 0
-        """Optimizer steps attempted, up to the last read."""
+        """Updates of the scaler, up to the last read."""
         self.optimizer_steps = 0
-        """Optimizer steps that were not skipped, up to the last read."""
-        device = next(p for group in optimizer.param_groups for p in group["params"]).device
-        self._found_inf = ScalarLog(capacity, device)
-        self._no_overflow, self._overflow = torch.zeros((), device=device), torch.ones((), device=device)
-        self._of_this_step: Tensor | None = None
+        """Updates without an overflow, up to the last read."""
+        self.updates = 0
+        """Updates of the scaler, including those that were not read."""
+        self._names: dict[int, tuple[weakref.ref[Optimizer], str]] = {}
+        self._log, self._updates, self._fetched = ScalarLog(), deque[_Update](), deque[float]()
+        self._last_found: dict[int, list[Tensor]] = {}
+        self._is_called = self._is_paused = False
+        named = optimizer if isinstance(optimizer, Mapping) else {"optimizer": optimizer} if optimizer else {}
         self._adopt(scaler)
         _claim(scaler, self)
-        self._hook_into(optimizer)
+        for name, each in named.items():
+            self._names[id(each)] = weakref.ref(each), name
+            self._hook_into(each)
 
     def __reduce__(self) -> NoReturn:
-        """Reject copying and pickling: the copied optimizer would lack the hook, and every step would look skipped."""
+        """Reject copying and pickling: the copied scaler would have no history, and every step would be missing."""
         raise TypeError(
             "A ScaleHistory, or a TrainStep that has one, cannot be copied or pickled. Save its state_dict() and load "
             "that into a new one."
         )
 
-    def _hook_into(self, optimizer: torch.optim.Optimizer) -> None:
-        """Store each step's `found_inf` in a hook that does not keep the history alive."""
+    def close(self, scaler: GradScaler) -> None:
+        """Stop recording, and give the scaler its own class back. What was recorded can still be read."""
+        if _known(scaler) is self:
+            del _history_of[scaler]
+            scaler.__class__ = getattr(type(scaler), "recorded_class", type(scaler))
+
+    def _hook_into(self, optimizer: Optimizer) -> None:
+        """Note whether the optimizer is called, in a hook that does not keep the history alive."""
         weak_self = weakref.ref(self)
 
-        def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if (history := weak_self()) is not None:
-                history._of_this_step = getattr(optimizer, "found_inf", history._no_overflow)
+                history._is_called = True
 
         weakref.finalize(self, optimizer.register_step_pre_hook(before_step).remove)
+
+    def _name_of(self, optimizer: Optimizer) -> str:
+        known = self._names.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:  # an id may be used again
+            taken = {name for _, name in self._names.values()}
+            count = len(self._names)
+            name = "optimizer" if not taken else f"optimizer{count}"
+            known = self._names[id(optimizer)] = weakref.ref(optimizer), name
+        return known[1]
 
     def _adopt(self, scaler: GradScaler) -> None:
         state = scaler.state_dict()
         self.scale = float(state["scale"])
-        self._growth_factor = float(state["growth_factor"])
-        self._backoff_factor = float(state["backoff_factor"])
-        self._growth_interval = int(state["growth_interval"])
         self._growth_tracker = int(state["_growth_tracker"])
+        self._seen = _versions(scaler)
 
-    def step(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor | bool:
-        """Call `scaler.step(optimizer)` and `scaler.update()`, and record their effect.
+    def step(self, scaler: GradScaler, optimizer: Optimizer) -> Tensor | bool:
+        """Call `scaler.step(optimizer)` and `scaler.update()`.
 
         Returns:
             True if the gradients overflowed; for a fused optimizer a tensor on the device, above 0 if they did.
         """
-        self._of_this_step = None
+        self._is_called = False
         scaler.step(optimizer)
         scaler.update()
-        found_inf = self._of_this_step if self._of_this_step is not None else self._overflow
-        self._found_inf.append(found_inf)
-        return found_inf if skips_on_device(optimizer) else found_inf is self._overflow
+        return self._last_found[id(optimizer)][0] if skips_on_device(optimizer) else not self._is_called
 
-    def read(self) -> ScaleChanges:
-        """Return the changes since the last read. Waits for the device once."""
+    def was_skipped(self) -> bool:
+        """Return whether the gradients of any optimizer overflowed at the last update. Waits for the device."""
+        return any(bool(found) for tensors in self._last_found.values() for found in tensors)
+
+    def reset(self, scaler: GradScaler) -> None:
+        """Clear what a failed step has left in the scaler, whose scale stays. Waits for the device."""
+        self._is_paused = True
+        try:
+            scaler.update(scaler.get_scale())
+        finally:
+            self._is_paused = False
+
+    def _on_update(
+        self, scaler: GradScaler, update: Callable[[float | Tensor | None], None], new_scale: float | Tensor | None
+    ) -> None:
+        """Call the scaler's own update, and record its effect unless it raises. Does not wait for the device."""
+        if self._is_paused or scaler._scale is None:  # without a scale torch raises
+            update(new_scale)
+            return
+        found = {
+            key: (list(state["found_inf_per_device"].values()), state["stage"] is OptState.STEPPED)
+            for key, state in scaler._per_optimizer_states.items()
+            if state["found_inf_per_device"]
+        }
+        if sum(len(tensors) for tensors, _ in found.values()) > 1:  # update adds all others to the first, in place
+            found = {key: ([each.clone() for each in tensors], stepped) for key, (tensors, stepped) in found.items()}
+        is_set = self._seen is None or _versions(scaler) != self._seen
+        logged = [scaler._scale.clone(), scaler._growth_tracker.clone()] if is_set else []  # type: ignore[union-attr]
+        has_new_scale = isinstance(new_scale, Tensor)
+        logged += [new_scale.detach().clone()] if isinstance(new_scale, Tensor) else []
+        update(new_scale)
+        self._seen = _versions(scaler)
+        self._last_found = {key: tensors for key, (tensors, _) in found.items()}
+        for tensor in (*logged, *(each for tensors in self._last_found.values() for each in tensors)):
+            self._log.append(tensor)
+        who = tuple((self._names[key][1], len(tensors), stepped) for key, (tensors, stepped) in found.items())
+        given = None if isinstance(new_scale, Tensor) else new_scale
+        rule = (scaler._growth_factor, scaler._backoff_factor, scaler._growth_interval)
+        self._updates.append(_Update(is_set, given, has_new_scale, who, rule))
+        self.updates += 1
+
+    def read(self, *, wait: bool = True) -> ScaleChanges:
+        """Return the changes since the last read. Waits for the device once, or reads only what has arrived."""
         changes: list[tuple[int, float]] = []
         skipped: list[int] = []
-        for found_inf in self._found_inf.fetch():
-            before = self.scale
+        skipped_by: dict[str, list[int]] = {}
+        self._fetched.extend(self._log.fetch(wait=wait))
+        while self._updates and len(self._fetched) >= self._updates[0].scalars:
+            update, before = self._updates.popleft(), self.scale
             self.steps += 1
-            if found_inf:
+            if update.is_set:
+                self.scale, self._growth_tracker = self._fetched.popleft(), int(self._fetched.popleft())
+            new_scale = self._fetched.popleft() if update.has_new_scale else update.new_scale
+            overflowed = False
+            for name, devices, stepped in update.found:
+                if sum(self._fetched.popleft() for _ in range(devices)):
+                    overflowed = True
+                    skipped_by.setdefault(name, []).extend([self.steps] * stepped)
+            if overflowed:
                 skipped.append(self.steps)
             else:
                 self.optimizer_steps += 1
-            self._replay(overflowed=bool(found_inf))
+            self._replay(update, new_scale, overflowed=overflowed)
             if self.scale != before:
                 changes.append((self.steps, self.scale))
-        return ScaleChanges(tuple(changes), tuple(skipped))
+        by_name = {name: tuple(steps) for name, steps in skipped_by.items() if steps}
+        return ScaleChanges(tuple(changes), tuple(skipped), by_name)
+
+    def _replay(self, update: _Update, new_scale: float | None, *, overflowed: bool) -> None:
+        """Update the scale on the host as `torch._amp_update_scale_` does on the device."""
+        growth_factor, backoff_factor, growth_interval = update.rule
+        if new_scale is not None:  # the growth tracker stays
+            self.scale = float(numpy.float32(new_scale))
+            return
+        if overflowed:
+            self._growth_tracker = 0
+            self.scale = float(numpy.float32(self.scale * backoff_factor))
+            return
+        self._growth_tracker += 1
+        if self._growth_tracker == growth_interval:  # not >=: a tracker above a smaller new interval never grows again
+            self._growth_tracker = 0
+            with numpy.errstate(over="ignore"):
+                grown = float(numpy.float32(self.scale * growth_factor))
+            self.scale = grown if numpy.isfinite(grown) else self.scale  # torch keeps the scale then
 
     def state_dict(self) -> dict[str, int]:
         """Return the counters; the scale is part of the scaler's state. Call `read` first."""
-        assert not len(self._found_inf), "read before saving"
+        assert not self._updates, "read before saving"
         return {"steps": self.steps, "optimizer_steps": self.optimizer_steps}
 
     def load_state_dict(self, state: dict[str, int], scaler: GradScaler) -> None:
         """Restore the state. Load the scaler's state before."""
         self._adopt(scaler)
         self.steps, self.optimizer_steps = state["steps"], state["optimizer_steps"]
-        self._found_inf.clear()
+        self.updates = self.steps
+        self._log.clear()
+        self._updates.clear()
+        self._fetched.clear()
 
-    def _replay(self, *, overflowed: bool) -> None:
-        """Update the scale on the host as `_amp_update_scale_` does on the device."""
-        if overflowed:
-            self._growth_tracker = 0
-            self.scale = float(numpy.float32(self.scale * self._backoff_factor))
-            return
-        self._growth_tracker += 1
-        if self._growth_tracker == self._growth_interval:
-            self._growth_tracker = 0
-            with numpy.errstate(over="ignore"):
-                grown = float(numpy.float32(self.scale * self._growth_factor))
-            self.scale = grown if numpy.isfinite(grown) else self.scale  # torch keeps the scale then
+
+def _claim(scaler: GradScaler, history: ScaleHistory) -> None:
+    """Make `history` the only one of `scaler`. Raises ValueError if there is another one."""
+    if _known(scaler) is not None:
+        gc.collect()  # the other history may be garbage in a reference cycle
+        if _known(scaler) is not None:
+            raise ValueError(
+                "This GradScaler is already used by another TrainStep, ScaleHistory or watch. Use one scaler for each, "
+                "or close or delete the other one first."
+            )
+    _history_of[scaler] = weakref.ref(history)
+    if not hasattr(type(scaler), "recorded_class"):
+        scaler.__class__ = _recorded(type(scaler))  # type: ignore[arg-type]
+
+
+def _versions(scaler: GradScaler) -> tuple[tuple[int, int], ...] | None:
+    """Return the identity and version of the scale's tensors: others than before mean that somebody has set them.
+
+    Return None if there are none yet, or if they have no version, as inference tensors.
+    """
+    tensors = (scaler._scale, scaler._growth_tracker)
+    if any(tensor is None or tensor.is_inference() for tensor in tensors):
+        return None
+    return tuple((id(tensor), tensor._version) for tensor in tensors if tensor is not None)

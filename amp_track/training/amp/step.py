@@ -25,7 +25,8 @@ from amp_track.training.amp import random_state
 from amp_track.training.amp.diagnosis import GradientDiagnosis
 from amp_track.training.amp.learning_rate import LearningRates, Schedule, check_schedule
 from amp_track.training.amp.momentum import check_dampening, keep_momentum_written
-from amp_track.training.amp.scale_history import ScalarLog, ScaleHistory, skips_on_device
+from amp_track.training.amp.scalar_log import ScalarLog
+from amp_track.training.amp.scale_history import ScaleHistory, skips_on_device
 from amp_track.training.amp.tensors import batch_length, call, check_loss, move, sum_dtype, sum_of_scores
 
 CAPACITY = 1024
@@ -153,7 +154,7 @@ class TrainStep:
             check_schedule(schedule)
         if is_scaled := self.scaler.is_enabled():
             check_dampening(optimizer)
-        self.history = ScaleHistory(self.scaler, optimizer, capacity=CAPACITY) if is_scaled else None
+        self.history = ScaleHistory(self.scaler, optimizer) if is_scaled else None
         # All checks are done: from here on the caller's model and optimizer are changed.
         self.model = model.to(memory_format=torch.channels_last) if channels_last else model
         self.forward = compiled(model) if compile else model
@@ -178,7 +179,7 @@ class TrainStep:
         self._rates = (
             LearningRates(optimizer, schedule, on_device=on_device, capacity=CAPACITY) if schedule is not None else None
         )
-        self._losses = ScalarLog(CAPACITY, self.device)
+        self._losses = ScalarLog()
         self._score_sum = torch.zeros((), dtype=sum_dtype(self.device), device=self.device)
         self._unfetched: list[tuple[int, bool]] = []
         self._batches = 0
@@ -256,7 +257,7 @@ class TrainStep:
                 if parameter.grad is not None:
                     parameter.grad.zero_()
         if self._is_updating and self.history is not None:
-            self.scaler.update(self.scaler.get_scale())  # the same scale; clears the unscaled state
+            self.history.reset(self.scaler)
         self._is_updating = False
 
     def _own_parameters(self) -> list[nn.Parameter]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from amp_track import TrainStep
-from amp_track.training.amp.scale_history import ScalarLog, ScaleChanges, ScaleHistory
+from amp_track.training.amp.scale_history import ScaleChanges, ScaleHistory
 
 OPTIMIZERS = {
     "fused Adam": lambda groups: torch.optim.Adam(groups, fused=True),
@@ -50,11 +50,11 @@ def changes_of(scales: list[float]) -> list[tuple[int, float]]:
 class Weight:
     """A single number with a scaler, whose gradient is finite or not."""
 
-    def __init__(self, *, fused: bool, init_scale: float = 4.0, **settings: int) -> None:
+    def __init__(self, *, fused: bool, init_scale: float = 4.0) -> None:
         self.weight = nn.Parameter(torch.ones(1))
         self.optimizer = torch.optim.SGD([self.weight], lr=0.0, fused=fused)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=3)
-        self.history = ScaleHistory(self.scaler, self.optimizer, **settings)
+        self.history = ScaleHistory(self.scaler, self.optimizer)
 
     def attempt(self, *, overflows: bool) -> torch.Tensor | bool:
         self.optimizer.zero_grad()
@@ -201,28 +201,3 @@ def test_a_history_is_not_copied_without_the_hook_of_its_optimizer(duplicate: Ca
     if duplicate is not copy.copy:  # which shares the optimizer
         with pytest.raises(TypeError, match=r"cannot be copied or pickled. Save its state_dict\(\)"):
             duplicate(step)
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.booleans()), max_size=200))
-def test_what_is_appended_is_fetched_in_order(entries: list[tuple[float, bool]]) -> None:
-    log = ScalarLog(200, torch.device("cpu"))
-    expected: list[float] = []
-    for value, fetch in entries:
-        log.append(torch.tensor(value))
-        expected.append(value)
-        assert len(log) == len(expected)
-        if fetch:
-            assert log.fetch() == expected
-            expected = []
-    assert log.fetch() == expected
-    assert len(log) == 0
-
-
-def test_more_than_it_holds_is_an_error() -> None:
-    log = ScalarLog(3, torch.device("cpu"))
-    for number in range(3):
-        log.append(torch.tensor(float(number)))
-    with pytest.raises(IndexError, match=r"full \(3 scalars\)"):
-        log.append(torch.tensor(3.0))
-    assert log.fetch() == [0.0, 1.0, 2.0]
