@@ -222,8 +222,9 @@ def _bracket_in_words(fits: int, fails: int | None) -> str:
 
 
 def _steps_of_an_epoch(session: Session, batch_size: int) -> int:
+    from amp_track.study.batch_sampler import Proposal
+
     if not batch_size or session.inspection.kind != "workload":
         return 0
-    accumulated = probe_jobs.accumulation_of(session)
-    job = dataclasses.replace(session.job, batch_size=batch_size, grad_accum=accumulated)
+    job = probe_jobs.job_of(session, Proposal("fp32", batch_size, "probe", ""), None)
     return steps_per_epoch(job, session.training_samples(job))

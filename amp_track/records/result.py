@@ -120,7 +120,7 @@ class JobResult:
     traceback: str = ""
     signal: str = ""  # the signal that killed the job process, such as `SIGSEGV`
     training_samples: int | None = None
-    """The size of the data set of a function or a command, if a DataLoader has shown it."""
+    """The size of the data set for each process, if the job has shown it: of a function, a command or a stream."""
     size_ratio: float | None = None
     """The size of the largest samples relative to the mean, if every batch had the largest ones."""
     why_as_drawn: str = ""

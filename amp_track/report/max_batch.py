@@ -117,8 +117,9 @@ def confirmation_notes(result: MaxBatchResult) -> list[str]:
     found = result.precisions.values()
     ratios = [fitted.size_ratio for fitted in found if fitted.size_ratio is not None]
     if ratios:
-        differs = any(fitted.typical_max_batch not in (None, fitted.max_batch) for fitted in found)
-        more = " Batches as drawn fit more, until one of them is larger." if differs else ""
+        typical = [(fitted.typical_max_batch, fitted.max_batch) for fitted in found]
+        fits_more = any(drawn is not None and drawn.batch_size > worst.batch_size for drawn, worst in typical)
+        more = " Batches as drawn fit more, until one of them is larger." if fits_more else ""
         lines.append(
             f"Samples differ in size: the largest is {ratios[0]:.1f} times the mean. The max batch and its speed are "
             f"those of batches of the largest samples.{more}"

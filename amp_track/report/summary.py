@@ -223,7 +223,7 @@ def _reason(found: MaxBatchResult, fitted: PrecisionResult, choice: Recommendati
     multiple_of = found.multiple_of if found.multiple_of > 1 else MULTIPLE_OF
     if batch_size % multiple_of == 0 and batch_size != choice.max_batch and found.effective_batch_size is None:
         parts.append(f"is a multiple of {multiple_of}")
-    if batch_size in timed:
+    if batch_size in timed and len(timed) > 1:
         speeds = ", ".join(
             f"{batch:,}: {speed_text(speed)} samples/s in {len(fitted.readings[batch])} probes"
             for batch, speed in timed.items()

@@ -62,7 +62,7 @@ def goal_of(session: Session, free_bytes: int, *, recommends: bool = False) -> G
         first_batch=session.inspection.batch_size,
         first_batch_reason="the workload's batch size" if session.inspection.kind == "workload" else "first batch",
         multiple_of=options.multiple_of,
-        most_evaluated=_most_evaluated(session, limit),
+        most_evaluated=_most_evaluated(session),
         confirm=options.confirm_steps != 0,
         recommends=recommends,
         effective_batch_size=effective // session.job.nproc if effective is not None else None,
@@ -75,12 +75,12 @@ def goal_of(session: Session, free_bytes: int, *, recommends: bool = False) -> G
     )
 
 
-def _most_evaluated(session: Session, limit: Limit) -> Limit | None:
+def _most_evaluated(session: Session) -> Limit | None:
     """Return the largest batch of an evaluation to probe; None if it has the training's or is given."""
     samples = math.ceil(session.inspection.evaluation_samples / session.job.nproc)
     if session.job.eval_batch_size != "auto" or session.job.synthetic or not samples:
         return None
-    return min(limit, Limit(samples, "dataset"), key=lambda each: each.batch_size)
+    return Limit(samples, "dataset")
 
 
 def _probes_are_whole(session: Session) -> bool:

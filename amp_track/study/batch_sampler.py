@@ -38,6 +38,7 @@ _DRAWN_FACTOR = 9 / 8
 """
 _RUNS_AT_THE_MAX_BATCH = 3
 """Number of fresh processes in which a max batch must run before it is reported, including the confirmation run."""
+_MOST_HEADROOM_PROBES = 2
 _RIVAL = 0.8
 """A precision below this fraction of the best speed is not recommended, so its batches are not timed."""
 
@@ -281,22 +282,24 @@ class BatchSampler(optuna.samplers.BaseSampler):
     ) -> Next | MaxBatch | None:
         """Return the max batch of an evaluation after training at the max batch, or its next probe.
 
-        Return None if it is not to be found.
+        It leaves the recommended headroom, as the batch of the training does. Return None if it is not to be found.
         """
         limit = self.goal.most_evaluated
         if limit is None:
             return None
-        probes = [
-            # Memory that the training takes, too, says nothing about the evaluation.
-            dataclasses.replace(probe, peak_bytes=job.job_result.eval_peak_allocated_bytes, allocated_bytes=None)
-            if job.fits
-            else probe
-            for job in evaluated
-            if job.training_batch_size == proven.batch_size
-            for probe in _probes([job], (EVAL,))
-        ] + _as_predicted(running, (EVAL,))
+        most_bytes = self.goal.recommended_bytes or self.goal.budget_bytes
+        probes = []
+        for job in evaluated:
+            if job.training_batch_size == proven.batch_size and job.fits:
+                # Memory that the training takes, too, says nothing about the evaluation.
+                peak_bytes = job.job_result.eval_peak_allocated_bytes
+                status = JobStatus.OOM if (peak_bytes or 0) > most_bytes else JobStatus.FITS
+                probes.append(Probe(job.batch_size, status, peak_bytes))
+            elif job.training_batch_size == proven.batch_size:
+                probes += _probes([job], (EVAL,))
+        probes += _as_predicted(running, (EVAL,))
         hint = Hint(min(2 * proven.batch_size, limit.batch_size), "twice the max batch of the training")
-        return explore(probes, limit, budget_bytes=self.goal.budget_bytes, hint=hint)
+        return explore(probes, limit, budget_bytes=most_bytes, hint=hint)
 
     def _next_to_recommend(
         self, done: Mapping[str, list[Done]], running: Mapping[str, Sequence[Proposal]]
@@ -328,7 +331,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
             return Proposal(precision, batch_size, kind, reason, predicted)
 
         above = self._with_headroom(done, max_batch) if largest < max_batch.batch_size else 0
-        if above > largest and all(job.kind != "headroom" for job in done):
+        tried = [job.batch_size for job in done if job.kind == "headroom"]
+        if above > largest and above not in tried and len(tried) < _MOST_HEADROOM_PROBES:
             return proposal(above, "headroom", "predicted to leave the recommended headroom")
         batches = self.goal.candidates(largest or max_batch.batch_size)
         batch_size = recommended_batch.next_to_time(readings, batches) if self.goal.confirm else None
@@ -351,6 +355,10 @@ class BatchSampler(optuna.samplers.BaseSampler):
             if each.fits
         )
         batch_size = min(line.reaches(room - unused if unused < room else room), max_batch.batch_size)
+        for job in done:  # a probe that took more corrects the prediction
+            over_bytes = (job.job_result.peak_bytes or 0) - room
+            if job.kind == "headroom" and over_bytes > 0:
+                batch_size = min(batch_size, job.batch_size - math.ceil(over_bytes / line.slope_bytes))
         return next(iter(self.goal.candidates(batch_size)), 0)
 
     def _explore(
@@ -513,7 +521,9 @@ def largest_with_headroom(done: Iterable[Done], max_batch: int, most_bytes: int 
     if most_bytes is None:
         return max_batch
     fit = [job for job in done if job.fits and job.batch_size <= max_batch]
-    over = min((job.batch_size for job in fit if (job.job_result.peak_bytes or 0) > most_bytes), default=max_batch + 1)
+    over = min(
+        (job.batch_size for job in fit if (job.job_result.peak_bytes or math.inf) > most_bytes), default=max_batch + 1
+    )
     return max((job.batch_size for job in fit if job.batch_size < over), default=0)
 
 
@@ -528,7 +538,9 @@ def _probes(done: Iterable[Done], kinds: Sequence[str]) -> list[Probe]:
         Probe(job.batch_size, job.job_result.status, job.job_result.peak_bytes, job.job_result.peak_allocated_bytes)
         if job.fits
         # Every batch above the size of the data set ends in the same way.
-        else Probe((job.job_result.training_samples or job.batch_size - 1) + 1, JobStatus.OVER_DATASET)
+        else Probe(
+            min(job.job_result.training_samples or job.batch_size, job.batch_size - 1) + 1, JobStatus.OVER_DATASET
+        )
         if job.job_result.status is JobStatus.OVER_DATASET
         else Probe(job.batch_size, job.job_result.status, job.job_result.wanted_bytes)
         for job in done

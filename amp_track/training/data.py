@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
 import json
 import math
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from amp_track.config.job import (
 from amp_track.records.errors import InvalidReturnValue
 from amp_track.training.amp import random_state
 from amp_track.training.amp.tensors import batch_length, map_tensors, tensors
-from amp_track.training.sample_sizes import SampleSizes, measure, volume_of
+from amp_track.training.sample_sizes import SampleSizes, SizesUnknown, measure, volume_of
 from amp_track.workload import Workload, first_samples, has_own_collate_fn, is_pair
 
 
@@ -83,18 +85,18 @@ class Batches:
                 self._example = map_tensors(torch.Tensor.pin_memory, self._example)
         else:
             self._train_data, self._eval_data = workload.train_data(), workload.eval_data()
-        self._train_sizes = self._eval_sizes = None
-        if job.worst_batch and self._train_data is not None and self._eval_data is not None:
-            self._train_sizes = sizes_of_training_samples(workload, self._train_data, workers=self._workers)
-            has_own = has_own_collate_fn(workload)
-            self._eval_sizes = measure(self._eval_data, workers=self._workers) if has_own else None
-        self.size_ratio = self._train_sizes.ratio if self._train_sizes is not None else None
-        """The size of the worst batch relative to a mean one, if batches are made of the largest samples."""
+        self._train_sizes: SampleSizes | None = None
+        self._eval_sizes: SampleSizes | None = None
         self.why_as_drawn = ""
+        """Why batches stay as they are drawn, although samples may differ in size."""
+        self._has_worst_example = type(workload).worst_example is not Workload.worst_example
+        self._ratios: list[float] = []
+        if job.worst_batch and self._train_data is not None and self._eval_data is not None:
+            self._measure(self._train_data, self._eval_data)
         self.training_samples = synthetic_samples(job)
         if isinstance(self._train_data, IterableDataset):
             self.training_samples = streamed_samples(job)
-            if job.worst_batch and has_own_collate_fn(workload):
+            if job.worst_batch and has_own_collate_fn(workload) and not self._has_worst_example:
                 self.why_as_drawn = "an iterable dataset gives samples in its own order"
         elif self._train_data is not None:
             self.training_samples = length(self._train_data)
@@ -110,6 +112,21 @@ class Batches:
         """Samples of each batch of an epoch, over all ranks."""
         self.position = Position(0, 0, self._generator.get_state())
         """The position at the start of the current epoch."""
+
+    def _measure(self, train_data: Dataset[Any], eval_data: Dataset[Any]) -> None:
+        try:
+            self._train_sizes = sizes_of_training_samples(self._workload, train_data, workers=self._workers)
+        except SizesUnknown as error:
+            self.why_as_drawn = "" if self._has_worst_example else f"{error}; write sample_size() or worst_example()"
+        with contextlib.suppress(SizesUnknown):
+            self._eval_sizes = measure(eval_data, workers=self._workers) if has_own_collate_fn(self._workload) else None
+
+    @property
+    def size_ratio(self) -> float | None:
+        """The size of the worst batch relative to a mean one, if batches are replaced by it."""
+        if self._train_sizes is not None:
+            return self._train_sizes.ratio
+        return statistics.fmean(self._ratios) if self._ratios else None
 
     @property
     def trains_after_an_evaluation(self) -> bool:
@@ -208,8 +225,7 @@ class Batches:
         return itertools.islice(batches, skip, None)
 
     def _replaced(self, batches: Iterator[Any], *, first_batch: int) -> Iterator[Any]:
-        has_worst_example = type(self._workload).worst_example is not Workload.worst_example
-        is_replaced = self._job.worst_batch and has_worst_example
+        is_replaced = self._job.worst_batch and self._has_worst_example
         return self._with_worst_example(batches, first_batch=first_batch) if is_replaced else batches
 
     def _with_largest(
@@ -226,8 +242,7 @@ class Batches:
         """
         for number, batch in enumerate(batches, start=first_batch):
             if self._is_worst(number) and (worst := worst_example(self._workload, batch_length(batch))) is not None:
-                if self._train_sizes is None:
-                    self.size_ratio = volume_of(worst) / volume_of(batch)
+                self._ratios.append(volume_of(worst) / max(volume_of(batch), 1))
                 batch = worst
                 del worst
             yield batch
@@ -410,7 +425,7 @@ def load(
 
 
 class StreamTooShort(Exception):
-    """An iterable dataset ended before a full batch. `samples` is the number that it has for each rank."""
+    """An iterable dataset ended before a full batch. `samples` is its largest batch on this rank."""
 
     def __init__(self, samples: int) -> None:
         super().__init__(f"train_data() ended after {samples} samples, before a full batch")
@@ -430,12 +445,14 @@ def stream(
 ) -> Iterator[Any]:
     """Yield the full batches of an iterable dataset without end: it starts again where it ends.
 
-    Each rank takes every `ranks`-th sample. With several loader processes, each iterates over the dataset, which shares
-    its samples among them by `torch.utils.data.get_worker_info`, as with any DataLoader. Loading in this process does
-    not change the random numbers of the training. For the arguments see `load`.
+    Each rank takes every `ranks`-th sample; random generators are seeded alike on all ranks. With several loader
+    processes, each iterates over the dataset, which shares its samples among them by
+    `torch.utils.data.get_worker_info`, as with any DataLoader. Loading in this process does not change the random
+    numbers of the training. For the arguments see `load`.
 
     Raises:
         StreamTooShort: the dataset ends before a full batch.
+        InvalidReturnValue: it can be iterated only once.
     """
     seed = int(torch.randint(2**48, (), generator=generator))
     loader = DataLoader(
@@ -449,17 +466,23 @@ def stream(
     )
     number = 0
     while True:
-        started, batches = number, iter(loader)
+        started, largest, batches = number, 0, iter(loader)
         while True:
-            with random_state.seeded(seed + number * ranks + rank):
+            with random_state.seeded(seed + number):
                 batch = next(batches, None)
-            if batch is None or batch_length(batch) < batch_size:
+            if batch is None:
                 break
-            number += 1
-            yield batch
+            if (samples := batch_length(batch)) == batch_size:
+                number += 1
+                yield batch
+            largest = max(largest, samples)  # each loader process may end with a smaller batch
             del batch  # before the next one is loaded
+        if not number:
+            raise StreamTooShort(largest)
         if number == started:
-            raise StreamTooShort(batch_length(batch) if batch is not None else 0)
+            raise InvalidReturnValue(
+                "train_data() gives no samples when it is iterated again; its __iter__ must return a new iterator"
+            )
 
 
 class _EveryNth(IterableDataset[Any]):
@@ -467,7 +490,10 @@ class _EveryNth(IterableDataset[Any]):
         self._dataset, self._first, self._step = dataset, first, step
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(self._dataset, self._first, None, self._step)
+        samples = iter(self._dataset)
+        # All ranks take as many samples between two batches, and so as many random numbers.
+        while len(turn := list(itertools.islice(samples, self._step))) == self._step:
+            yield turn[self._first]
 
 
 class _SeededByBatch(Dataset[Any]):

@@ -33,8 +33,14 @@ _EQUAL_SAMPLES, _EQUAL_SECONDS = 64, 1.0
 _MEASURED_BY_INDEX = 1_000_000
 """The most samples whose size is computed without loading them."""
 
+
+class SizesUnknown(Exception):
+    """Samples cannot be exchanged for the largest ones, because nothing is known about their sizes."""
+
+
 Shapes = dict[tuple[Any, ...], tuple[int, ...]]
 """The shape of each part of a sample, by its path, such as `("input_ids",)`."""
+_HOLDERS = (Tensor, numpy.ndarray, Mapping, list, tuple, str, bytes)
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ def measure(
 
     Raises:
         InvalidReturnValue: `size` does not return a number.
+        SizesUnknown: samples have no part with a size.
     """
     drawn = range(len(cast("Sized", dataset))) if indices is None else indices
     most = MEASURED_SAMPLES if size is None else _MEASURED_BY_INDEX
@@ -118,6 +125,10 @@ def _loaded(dataset: Any, indices: list[Any], workers: int) -> tuple[list[Any], 
     if failure is not None and not shapes:
         raise failure
     paths = dict.fromkeys(itertools.chain.from_iterable(shapes.values()))
+    if shapes and not paths:
+        raise SizesUnknown(
+            f"the size of a sample of type {type(dataset[indices[next(iter(shapes))]]).__name__} is unknown"
+        )
     parts = [_rows([each.get(path) for each in shapes.values()]) for path in paths]
     return [indices[number] for number in shapes], parts
 
@@ -169,22 +180,27 @@ def _checked(size: object) -> float:
 
 
 def shapes_of(sample: Any) -> Shapes:
-    """Return the shape of each part of a sample: of tensors, arrays, images, texts, and lists of numbers.
+    """Return the shape of each part of a sample: of tensors, arrays, images, texts, and sequences of numbers.
 
-    The items of a longer list are padded to each other, such as the boxes of an image, and count as one part.
+    The items of a list of one type are padded to each other, such as the boxes of an image, and count as one part.
     """
     if isinstance(sample, Mapping):
         return _joined((name, shapes_of(value)) for name, value in sample.items())
-    if isinstance(sample, tuple) or (isinstance(sample, list) and len(set(map(type, sample))) > 1):
-        return _joined((number, shapes_of(value)) for number, value in enumerate(sample))
-    if isinstance(sample, list):
+    if isinstance(sample, list | tuple):
+        types = set(map(type, sample))
+        if len(types) > 1 or (isinstance(sample, tuple) and not types <= {int, float, bool}):  # not of one kind
+            return _joined((number, shapes_of(value)) for number, value in enumerate(sample))
         items = [] if not sample or isinstance(sample[0], int | float) else [shapes_of(value) for value in sample]
         paths = dict.fromkeys(itertools.chain.from_iterable(items))
         return {path: (len(sample), *_padded(item.get(path, ()) for item in items)) for path in paths or [()]}
     if isinstance(sample, str | bytes):
         return {(): (len(sample),)}
     shape = sample.shape if isinstance(sample, Tensor) else getattr(sample, "shape", getattr(sample, "size", None))
-    return {(): tuple(shape)} if isinstance(shape, tuple) and shape else {}
+    if isinstance(shape, tuple):
+        return {(): tuple(shape)} if shape else {}
+    # A dataclass, or another object that holds tensors.
+    held = {name: value for name, value in getattr(sample, "__dict__", {}).items() if isinstance(value, _HOLDERS)}
+    return _joined((name, shapes_of(value)) for name, value in held.items())
 
 
 def _joined(parts: Iterable[tuple[Any, Shapes]]) -> Shapes:

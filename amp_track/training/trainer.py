@@ -123,9 +123,9 @@ class Trainer:
             try:
                 measured = self._probe() if job.probe else self._train()
             except StreamTooShort as error:
-                samples = error.samples * ranks
-                message = f"batch size {self._batch_size} exceeds the {samples} samples of the iterable dataset"
-                return JobResult(status=JobStatus.OVER_DATASET, message=message, training_samples=samples)
+                each = " for each process" if ranks > 1 else ""
+                message = f"batch size {self._batch_size} exceeds the {error.samples} samples of the data{each}"
+                return JobResult(status=JobStatus.OVER_DATASET, message=message, training_samples=error.samples)
             wall_seconds = time.perf_counter() - self._started
         device.synchronize()
         job_result = JobResult(

@@ -45,7 +45,7 @@ from amp_track.training.amp import random_state
 from amp_track.training.devices import oom
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.cpu import peak_resident_bytes
-from amp_track.training.sample_sizes import SampleSizes
+from amp_track.training.sample_sizes import SampleSizes, SizesUnknown
 
 _PROBE_STEPS = 5
 """Two full steps, the smaller last one of the epoch, and two after the evaluation: fragmentation grows over the first
@@ -319,19 +319,21 @@ class TrainingWatch:
         return self._sizes[key]
 
     def _measure(self, iterator: Any) -> SampleSizes | None:
+        """Return the sizes of the samples that an iterator draws. If there are none, note the reason for a training."""
         sampler = iterator._index_sampler
-        while (name := _WRAPPED.get(type(sampler).__name__)) is not None:
-            sampler = getattr(sampler, name)
-        if type(sampler) is not BatchSampler:  # it may make smaller batches of larger samples
-            self._why_as_drawn = f"{type(sampler).__name__} decides which samples form a batch"
-            return None
+        while (inner := getattr(sampler, _WRAPPED.get(type(sampler).__name__, ""), None)) is not None:
+            sampler = inner
         try:
+            if type(sampler) is not BatchSampler:  # it may make smaller batches of larger samples
+                raise SizesUnknown(f"{type(sampler).__name__} decides which samples form a batch")
             indices = _drawn_by(sampler.sampler, iterator._dataset)
             return sample_sizes.measure(iterator._dataset, indices=indices, workers=iterator._num_workers)
         except Exception as error:  # the training itself loads samples in another way
             if oom.is_out_of_memory(error):
                 raise
-            self._why_as_drawn = f"measuring samples raised {summary(error)}"
+            is_unknown = isinstance(error, SizesUnknown)
+            if torch.is_grad_enabled():
+                self._why_as_drawn = str(error) if is_unknown else f"measuring samples raised {summary(error)}"
             return None
 
     def _finish(self) -> NoReturn:
@@ -393,7 +395,13 @@ def _length(dataset: Any) -> int:
 
 
 def _drawn_by(sampler: Any, dataset: Any) -> Sequence[Any]:
-    """Return the indices that a sampler draws, which may be of any type. It draws the same ones afterwards."""
+    """Return the indices that a sampler draws, which may be of any type.
+
+    It draws the same ones afterwards if its random numbers come from torch's default generator or from one in its
+    attribute `generator`, as those of torch do.
+    """
+    if isinstance(sampler, Iterator):  # it would be used up
+        raise SizesUnknown(f"{type(sampler).__name__} can be iterated only once")
     if isinstance(sampler, RandomSampler | SequentialSampler) or type(sampler) is DistributedSampler:
         return range(len(dataset))
     again = copy.copy(sampler)

@@ -41,7 +41,7 @@ class Records:
     def probes(self) -> Counter[str]:
         """Return how often each probe ran, without intended repeats."""
         jobs = (job for (study, _), job in self.complete.items() if study.endswith("/max-batch"))
-        return Counter(job for job in jobs if not job.endswith('"repeat"'))
+        return Counter(job for job in jobs if not job.endswith(('"repeat"', '"timing"')))
 
 
 def read(folder: Path) -> Records:

@@ -67,6 +67,8 @@ def test_a_stream_that_ends_limits_the_batch_and_one_without_steps_is_rejected()
     job = Job(workload=STREAMED, memory_budget_bytes=64 * MEBIBYTE, steps=2, options=(("samples", "30"),))
     found = max_batch(request(job, precisions=("fp32",), confirm_steps=0)).precisions["fp32"]
     assert (found.max_batch.batch_size, found.max_batch.bound) == (30, "dataset")
+    found = max_batch(request(dataclasses.replace(job, nproc=2), precisions=("fp32",), confirm_steps=0))
+    assert found.max_batch == {"fp32": 15}
     with pytest.raises(BadInput, match=r"train_data\(\) is an IterableDataset.* Add --steps"):
         max_batch(request(Job(workload=STREAMED)))
     assert dtypes(request(Job(workload=STREAMED))).operations, "one batch needs no steps"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
 from dataclasses import dataclass
 
@@ -164,6 +166,47 @@ def test_each_number_is_exact_on_a_device_without_noise() -> None:
         assert found.typical_max_batch.batch_size == room // EXACT.sample_bytes
         assert found.eval_max_batch is not None
         assert found.eval_max_batch.batch_size == room // EXACT.eval_sample_bytes
+
+
+def test_a_probe_that_leaves_too_little_headroom_is_followed_by_a_smaller_one() -> None:
+    """Memory that bends slightly makes the first prediction too large."""
+
+    @dataclass(frozen=True)
+    class Bent(Device):
+        def run(self, proposal: Proposal, number: int) -> JobResult:
+            found = super().run(proposal, number)
+            if not found.fits or found.peak_bytes is None:
+                return found
+            bent = int(found.peak_bytes * (1 + 0.03 * math.sin(math.pi * found.peak_bytes / self.budget_bytes)))
+            return dataclasses.replace(found, peak_bytes=bent, train_peak_allocated_bytes=bent)
+
+    device = Bent(**(vars(EXACT) | {"size_ratio": None}))
+    room = int(0.95 * device.budget_bytes)
+    results, proposals = search(device, recommended_bytes=room)
+    assert [job.kind for job in proposals if job.precision == "fp32"].count("headroom") == 2
+    for found in results.values():
+        assert found.leaves_headroom
+        assert found.compared[0] >= 0.92 * found.max_batch.batch_size
+
+
+def test_the_evaluation_leaves_the_headroom_too() -> None:
+    room = int(0.95 * EXACT.budget_bytes)
+    results, _ = search(EXACT, recommended_bytes=room, most_evaluated=Limit(5000, "dataset"))
+    for found in results.values():
+        assert found.eval_max_batch is not None
+        assert found.eval_max_batch.batch_size == (room - EXACT.fixed_bytes) // EXACT.eval_sample_bytes
+
+
+def test_a_wrong_size_of_the_data_set_does_not_repeat_a_batch() -> None:
+    @dataclass(frozen=True)
+    class Short(Device):
+        def run(self, proposal: Proposal, number: int) -> JobResult:
+            if proposal.batch_size > 50:
+                return JobResult(status=JobStatus.OVER_DATASET, training_samples=100)
+            return super().run(proposal, number)
+
+    results, _ = search(Short(**vars(EXACT)))
+    assert {found.max_batch.batch_size for found in results.values()} == {50}
 
 
 def test_a_batch_that_runs_out_of_memory_as_drawn_is_no_max_batch() -> None:

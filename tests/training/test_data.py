@@ -1,6 +1,6 @@
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -9,13 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import FAULTS, WORKLOADS
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from amp_track.config.job import ALONE, Job, Rank
+from amp_track.records.errors import InvalidReturnValue
 from amp_track.targets.workload import load_workload
 from amp_track.training.amp import random_state
 from amp_track.training.amp.tensors import batch_length
-from amp_track.training.data import Batches, Position, StreamTooShort, digest, load
+from amp_track.training.data import Batches, Position, StreamTooShort, digest, load, stream
 from amp_track.workload import Workload
 
 SAMPLES = 64
@@ -253,6 +254,42 @@ def test_the_ranks_share_an_iterable_dataset() -> None:
 def test_a_resumed_training_goes_on_within_its_stream() -> None:
     start = Position(0, 2, torch.Generator().get_state())
     assert streamed(100, steps=4, start=start) == streamed(100, steps=4)[2:]
+
+
+class Sharded(IterableDataset[Any]):
+    """Numbers that two loader processes share unevenly, in a random order."""
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        mine = range(100) if worker is None else range(10) if worker.id == 0 else range(10, 100)
+        yield from (torch.tensor([number]) for number in random.sample(mine, len(mine)))
+
+
+def test_a_loader_process_that_ends_early_loses_no_sample_of_the_others() -> None:
+    batches = stream(Sharded(), 8, torch.Generator().manual_seed(0), workers=2)
+    numbers = torch.cat([batch.flatten() for batch in itertools.islice(batches, 12)]).tolist()
+    assert len(set(numbers)) == 8 + 88
+
+
+def test_ranks_share_a_random_order() -> None:
+    found = []
+    for rank in range(2):
+        batches = stream(Sharded(), 10, torch.Generator().manual_seed(0), rank=rank, ranks=2)
+        found += torch.cat([batch.flatten() for batch in itertools.islice(batches, 5)]).tolist()
+    assert sorted(found) == list(range(100))
+
+
+class Once(IterableDataset[Any]):
+    def __init__(self) -> None:
+        self.numbers = iter(torch.arange(16).reshape(16, 1))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.numbers
+
+
+def test_a_stream_that_can_be_iterated_only_once_is_named() -> None:
+    with pytest.raises(InvalidReturnValue, match="must return a new iterator"):
+        list(itertools.islice(stream(Once(), 8, torch.Generator()), 3))
 
 
 def test_an_iterable_dataset_without_a_full_batch_is_too_short() -> None:

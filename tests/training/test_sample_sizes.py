@@ -2,6 +2,7 @@ import math
 import os
 import random
 from collections import UserDict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -18,7 +19,7 @@ from amp_track.records.errors import InvalidReturnValue
 from amp_track.targets.workload import load_workload
 from amp_track.training import sample_sizes
 from amp_track.training.data import Batches, Position, digest, example_batch
-from amp_track.training.sample_sizes import MEASURED_SAMPLES, measure, shapes_of
+from amp_track.training.sample_sizes import MEASURED_SAMPLES, SizesUnknown, measure, shapes_of
 from amp_track.workload import Workload
 
 TEXTS = str(WORKLOADS / "texts.py")
@@ -70,6 +71,12 @@ def test_measuring_takes_no_random_number_of_the_training() -> None:
     assert (random.getstate(), numpy.random.get_state()[1].tolist()) == before[1:]
 
 
+@dataclass
+class Example:
+    pixels: torch.Tensor
+    label: int = 0
+
+
 @pytest.mark.parametrize(
     ("sample", "shapes"),
     [
@@ -85,6 +92,8 @@ def test_measuring_takes_no_random_number_of_the_training() -> None:
         (UserDict({"pixels": torch.zeros(2, 3)}), {("pixels",): (2, 3)}),
         ([[1, 2, 3], [1]], {(): (2, 3)}),
         ([{"box": [1, 2]}, {"box": [3], "mask": torch.zeros(4, 4)}], {("box",): (2, 2), ("mask",): (2, 4, 4)}),
+        (((1, 2, 3), 0), {(0,): (3,)}),
+        (Example(torch.zeros(2, 3)), {("pixels",): (2, 3)}),
         (7, {}),
     ],
 )
@@ -166,6 +175,11 @@ def test_only_what_the_training_draws_is_measured(indices: list[Any], largest: o
     assert sizes.largest(1) == [largest]
     assert len(sizes.order) == len([index for index in indices if index not in (4, "broken", (4, 9))])
     assert (dataset.opened_by is None) == (workers > 0), "loader processes would inherit what it opens"
+
+
+def test_samples_without_any_size_are_not_taken_for_equal() -> None:
+    with pytest.raises(SizesUnknown, match="the size of a sample of type int is unknown"):
+        measure([1, 2, 3])
 
 
 def test_if_nothing_can_be_loaded_the_error_is_raised() -> None:
@@ -250,6 +264,35 @@ def test_a_worst_example_replaces_the_batches_of_the_loader(workload: Workload) 
     assert batches.size_ratio is not None
     assert batches.size_ratio > 1
     assert longest_of(example_batch(WithExample(samples=100), 2)) == 200
+
+
+class Numbered(Workload):
+    """Its samples are indices: `collate_fn` loads them."""
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Linear(1, 1)
+
+    def train_data(self) -> Any:
+        return range(20)
+
+    eval_data = train_data
+
+    def collate_fn(self, samples: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(len(samples), 1 + max(samples)), torch.zeros(len(samples))
+
+
+def test_where_sizes_are_unknown_the_batches_stay_as_drawn_and_the_reason_is_kept() -> None:
+    batches = batches_of(Numbered(), probe=True, worst_batch=True)
+    assert batches.size_ratio is None
+    assert batches.why_as_drawn.endswith("type int is unknown; write sample_size() or worst_example()")
+
+    class Sized(Numbered):
+        def sample_size(self, index: int) -> int:
+            return index
+
+    batches = batches_of(Sized(), probe=True, worst_batch=True)
+    assert [part.batch[0].shape[1] for part in next(batches.full_steps())] == [20]
+    assert batches.why_as_drawn == ""
 
 
 @pytest.mark.parametrize("batch", [torch.zeros(8, 3), (torch.zeros(1, 3), torch.zeros(1))])

@@ -60,7 +60,11 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def call(model: nn.Module, input: Any) -> Any:
-    """Return the model's output. A mapping whose names are all parameters of `forward` is passed as keywords."""
+    """Return the model's output. A mapping is passed as keywords if its names are parameters of `forward`.
+
+    All of them must be, or one if `forward` takes any keywords. A module that passes on all arguments to the only one
+    that it holds, as wrappers do, is judged by that one.
+    """
     if isinstance(input, Mapping) and _takes(_base(model), input):
         return model(**input)
     return model(input)
@@ -77,6 +81,9 @@ def _takes(model: nn.Module, names: Iterable[Any]) -> bool:
     if isinstance(model, torch.jit.ScriptModule):  # it has no signature
         return False
     parameters, takes_any = _keywords_of(type(model).forward)
+    held = list(model.children())
+    if takes_any and not parameters and len(held) == 1:
+        return _takes(held[0], names)
     is_known = [name in parameters for name in names]
     return all(is_known) or (takes_any and any(is_known))
 

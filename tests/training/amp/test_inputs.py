@@ -90,6 +90,23 @@ def test_names_of_collected_arguments_are_no_parameters() -> None:
     assert call(OtherKeywords(), {"kwargs": 1}) == ({"kwargs": 1}, {})
 
 
+class Wrapper(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+
+def test_a_wrapper_passes_on_what_the_model_within_takes() -> None:
+    model = Keywords()
+    torch.testing.assert_close(call(Wrapper(model), keywords())["logits"], model(**keywords())["logits"])
+    batch = {"values": torch.ones(2, 3)}
+    one = Wrapper(OneArgument())
+    torch.testing.assert_close(call(one, batch), one(batch))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_scripted_model_gets_one_argument() -> None:
     batch = {"values": torch.ones(2, 3)}
