@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from amp_track.api import compare, max_batch, plan, search, train
     from amp_track.config.job import Job
     from amp_track.config.precisions import Precision
+    from amp_track.integrations.watch import Watch, watch
     from amp_track.records.errors import AmpTrackError, BadInput, BadOption, NothingFits, StoreFailed, TargetFailed
     from amp_track.records.result import JobResult, JobStatus, ScaleReport
     from amp_track.results.compare import CompareResult
@@ -54,6 +55,7 @@ __all__ = [
     "TargetFailed",
     "TrainResult",
     "TrainStep",
+    "Watch",
     "Workload",
     "compare",
     "float32_precision",
@@ -62,6 +64,7 @@ __all__ = [
     "plan",
     "search",
     "train",
+    "watch",
 ]
 
 _HOMES = {
@@ -76,6 +79,7 @@ _HOMES = {
     "config.job": ["Job"],
     "records.result": ["JobResult", "ScaleReport", "JobStatus"],
     "config.precisions": ["Precision"],
+    "integrations.watch": ["Watch", "watch"],
     "training.amp.precision": ["float32_precision"],
     "training.amp.scale_history": ["ScaleChanges", "ScaleHistory"],
     "training.amp.step": ["StepTotals", "TrainStep"],

@@ -1,4 +1,4 @@
-"""The max batch of a transformers Trainer: it trains in fresh processes."""
+"""The max batch of a transformers Trainer: it trains in fresh processes. And a callback to watch one."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ def max_batch(make_trainer: str | MakeTrainer, **settings: Any) -> MaxBatchResul
     from amp_track import api
 
     return api.max_batch(f"{__name__}:train", set={"trainer": source.importable_name(make_trainer)}, **settings)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "AmpTrackCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from amp_track.integrations.transformers_callback import AmpTrackCallback  # imports transformers
+
+    return AmpTrackCallback
 
 
 def train(batch_size: int, precision: str, device: str, trainer: str) -> None:

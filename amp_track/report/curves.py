@@ -75,20 +75,22 @@ class Curves:
 
     def draw(self, file: Path) -> bool:
         """Write the plot as a PNG. Return whether there was anything to draw."""
-        if not self._step_losses and not self._epochs:
+        has_losses = bool(self._step_losses or self._epochs)
+        if not has_losses and len(self._scales) < 2:
             return False
         metrics = self._of_epochs("metric")
-        heights = [3.0] + [1.5] * bool(metrics) + [1.0] * bool(self._scales)
+        heights = [3.0] * has_losses + [1.5] * bool(metrics) + [1.0] * bool(self._scales)
         inches = 1.2 + 1.1 * sum(heights)
         figure = new_figure(8, inches)
         figure.subplots_adjust(left=0.11, right=0.95, bottom=0.55 / inches, top=1 - 0.35 / inches, hspace=0.12)
         panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         figure.text(0.53, 1 - 0.3 / inches, self._title, ha="center")
-        self._draw_losses(panels[0])
+        if has_losses:
+            self._draw_losses(panels[0])
         if metrics:
             _draw(panels[1], _finite(metrics), "C2", dots=len(metrics) <= _FEW)
             panels[1].set_ylabel(self._metric_name)
-        last_step = max((*self._step_losses, *(epoch.step for epoch in self._epochs.values())))
+        last_step = max((*self._step_losses, *(epoch.step for epoch in self._epochs.values()), *self._scales))
         if self._scales:
             self._draw_scale(panels[-1], last_step)
         for axes in panels:

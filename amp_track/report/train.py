@@ -126,11 +126,6 @@ def _about_scale(job_result: JobResult, scale: ScaleReport) -> list[str]:
             f"{len(falls)} of the first {step:,} steps overflowed and were skipped until the scale had fallen from "
             f"{scale.initial:,g} to {level:,g}. {what}"
         )
-    if falls and falls[0][0] == 1:
-        lines.append(
-            "The first step was skipped, after which torch's fused SGD with momentum reads uninitialized memory. "
-            "TrainStep prevents this; in a loop of your own, do not set fused=True."
-        )
     later = job_result.skipped_steps - len(falls)
     if later - scale.growths > max(_OFTEN * job_result.steps, 2):
         lines.append(

@@ -145,6 +145,16 @@ class Tracker:
         run.flush()
         self._sink.finish()
 
+    @contextmanager
+    def attached_run(self, run_id: str) -> Iterator[Run]:
+        """Open a run of somebody else to add to it, without changing its status or end time, or reading the store."""
+        run = Run(self._sink, run_id, experiment_id="", started_ms=now_ms())
+        try:
+            yield run
+        finally:
+            run.flush()
+            self._sink.finish(seconds=_SECONDS_AFTER_AN_INTERRUPT)
+
     def _create(self, name: str, tags: dict[str, str], parent: Run | None) -> Run:
         if parent is not None:
             tags = tags | {"mlflow.parentRunId": parent.run_id}

@@ -114,10 +114,9 @@ def test_one_event_is_one_line(found: JobResult, precision: str, said: str) -> N
 
 def test_overflows_at_the_start_are_normal() -> None:
     history = (0, 65536.0), (1, 32768.0), (2, 16384.0), (40, 8192.0)
-    line, recipe = explain(scaled(*history, skipped=3), "amp")
+    (line,) = explain(scaled(*history, skipped=3), "amp")
     assert line.startswith("3 of the first 40 steps overflowed")
     assert "from 65,536 to 8,192" in line and "normal" in line
-    assert recipe.startswith("The first step was skipped") and "fused=True" in recipe
 
 
 @pytest.mark.parametrize(

@@ -44,5 +44,11 @@ def _write_zeros(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
                 state["momentum_buffer"] = torch.zeros_like(parameter.grad)
 
 
+def has_fused_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer is a fused SGD whose momentum has not been written yet."""
+    is_new = not any("momentum_buffer" in state for state in optimizer.state.values())
+    return isinstance(optimizer, torch.optim.SGD) and is_new and any(map(_has_fused_momentum, optimizer.param_groups))
+
+
 def _has_fused_momentum(group: dict[str, Any]) -> bool:
     return bool(group["fused"] and group["momentum"])

@@ -13,15 +13,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy
+import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from amp_track.training.amp.scalar_log import ScalarLog
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,24 +79,25 @@ def _known(scaler: GradScaler) -> ScaleHistory | None:
 def _recorded(base: type[GradScaler]) -> type[GradScaler]:
     """Return the subclass of a scaler's class that tells its ScaleHistory of each step and update."""
 
+    # Not super(): an error of the recording gives the scaler its own class back in the middle of a call.
     class Recorded(base):  # type: ignore[misc, valid-type]
         recorded_class = base
 
         def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if (history := _known(self)) is not None:
-                history._name_of(optimizer)
-            return super().step(optimizer, *args, **kwargs)
+                history._recorded(self, history._name_of, optimizer)
+            return base.step(self, optimizer, *args, **kwargs)
 
         def unscale_(self, optimizer: Optimizer) -> None:
             if (history := _known(self)) is not None:
-                history._name_of(optimizer)
-            super().unscale_(optimizer)
+                history._recorded(self, history._name_of, optimizer)
+            base.unscale_(self, optimizer)
 
         def update(self, new_scale: float | Tensor | None = None) -> None:
             if (history := _known(self)) is not None:
-                history._on_update(self, super().update, new_scale)
+                history._on_update(self, functools.partial(base.update, self), new_scale)
             else:
-                super().update(new_scale)
+                base.update(self, new_scale)
 
         def __reduce_ex__(self, protocol: Any) -> Any:  # a copy has no history
             _, (_, *arguments), *state = super().__reduce_ex__(protocol)
@@ -114,12 +118,19 @@ class ScaleHistory:
     Args:
         scaler: an enabled scaler, new or used, without another history.
         optimizer: the optimizer that it steps, or several by name. Others get names such as `optimizer1`.
+        on_error: called with an error of the recording itself, which then has stopped. Default: it is raised.
 
     Raises:
         ValueError: the scaler is disabled, or has another history.
     """
 
-    def __init__(self, scaler: GradScaler, optimizer: Optimizer | Mapping[str, Optimizer] | None = None) -> None:
+    def __init__(
+        self,
+        scaler: GradScaler,
+        optimizer: Optimizer | Mapping[str, Optimizer] | None = None,
+        *,
+        on_error: Callable[[Exception], None] | None = None,
+    ) -> None:
         if not scaler.is_enabled():
             raise ValueError("The GradScaler is disabled: it scales nothing, so it has no history.")
         self.steps = 0
@@ -131,6 +142,11 @@ class ScaleHistory:
         self._names: dict[int, tuple[weakref.ref[Optimizer], str]] = {}
         self._log, self._updates, self._fetched = ScalarLog(), deque[_Update](), deque[float]()
         self._last_found: dict[int, list[Tensor]] = {}
+        self._applied: Tensor | None = None
+        self._forget_unread()
+        self.never_grows = False
+        """Whether the growth interval was set below the steps since the last overflow, up to the last read."""
+        self._on_error = on_error
         self._is_called = self._is_paused = False
         named = optimizer if isinstance(optimizer, Mapping) else {"optimizer": optimizer} if optimizer else {}
         self._adopt(scaler)
@@ -192,6 +208,17 @@ class ScaleHistory:
         """Return whether the gradients of any optimizer overflowed at the last update. Waits for the device."""
         return any(bool(found) for tensors in self._last_found.values() for found in tensors)
 
+    def applied_steps(self) -> Tensor:
+        """Return the number of updates without an overflow, on the device: the same tensor each time, which counts on.
+
+        The first call waits for the device, later ones do not.
+        """
+        if self._applied is None:
+            self._replay_all(wait=True)
+            device = next((each.device for tensors in self._last_found.values() for each in tensors), None)
+            self._applied = torch.tensor(self.optimizer_steps, device=device)
+        return self._applied
+
     def reset(self, scaler: GradScaler) -> None:
         """Clear what a failed step has left in the scaler, whose scale stays. Waits for the device."""
         self._is_paused = True
@@ -207,33 +234,75 @@ class ScaleHistory:
         if self._is_paused or scaler._scale is None:  # without a scale torch raises
             update(new_scale)
             return
-        found = {
+        before = self._recorded(scaler, self._before, scaler, new_scale)
+        update(new_scale)
+        if before is not None:
+            self._recorded(scaler, self._after, scaler, *before)
+
+    def _recorded(self, scaler: GradScaler, record: Callable[..., T], *arguments: Any) -> T | None:
+        """Call `record`. If it raises, and `on_error` is given, stop recording and return None."""
+        try:
+            return record(*arguments)
+        except Exception as error:
+            if self._on_error is None:
+                raise
+            self.close(scaler)
+            self._on_error(error)
+            return None
+
+    def _before(
+        self, scaler: GradScaler, new_scale: float | Tensor | None
+    ) -> tuple[_Update, list[Tensor], dict[int, list[Tensor]]]:
+        """Return what an update is about to do, with its scalars: the update itself changes some of them."""
+        states = {
             key: (list(state["found_inf_per_device"].values()), state["stage"] is OptState.STEPPED)
             for key, state in scaler._per_optimizer_states.items()
             if state["found_inf_per_device"]
         }
-        if sum(len(tensors) for tensors, _ in found.values()) > 1:  # update adds all others to the first, in place
-            found = {key: ([each.clone() for each in tensors], stepped) for key, (tensors, stepped) in found.items()}
+        found = {key: tensors for key, (tensors, _) in states.items()}
+        if sum(map(len, found.values())) > 1:  # update adds all others to the first, in place
+            found = {key: [each.clone() for each in tensors] for key, tensors in found.items()}
         is_set = self._seen is None or _versions(scaler) != self._seen
         logged = [scaler._scale.clone(), scaler._growth_tracker.clone()] if is_set else []  # type: ignore[union-attr]
         has_new_scale = isinstance(new_scale, Tensor)
         logged += [new_scale.detach().clone()] if isinstance(new_scale, Tensor) else []
-        update(new_scale)
+        recorded = _Update(
+            is_set=is_set,
+            new_scale=None if isinstance(new_scale, Tensor) else new_scale,
+            has_new_scale=has_new_scale,
+            found=tuple((self._names[key][1], len(tensors), states[key][1]) for key, tensors in found.items()),
+            rule=(scaler._growth_factor, scaler._backoff_factor, scaler._growth_interval),
+        )
+        return recorded, logged, found
+
+    def _after(
+        self, scaler: GradScaler, recorded: _Update, logged: list[Tensor], found: dict[int, list[Tensor]]
+    ) -> None:
         self._seen = _versions(scaler)
-        self._last_found = {key: tensors for key, (tensors, _) in found.items()}
-        for tensor in (*logged, *(each for tensors in self._last_found.values() for each in tensors)):
+        self._last_found = found
+        of_all = [each for tensors in found.values() for each in tensors]
+        for tensor in (*logged, *of_all):
             self._log.append(tensor)
-        who = tuple((self._names[key][1], len(tensors), stepped) for key, (tensors, stepped) in found.items())
-        given = None if isinstance(new_scale, Tensor) else new_scale
-        rule = (scaler._growth_factor, scaler._backoff_factor, scaler._growth_interval)
-        self._updates.append(_Update(is_set, given, has_new_scale, who, rule))
+        self._updates.append(recorded)
         self.updates += 1
+        if self._applied is not None:
+            overflows = sum((each.to(self._applied.device) for each in of_all), torch.zeros_like(self._applied))
+            self._applied += overflows == 0
 
     def read(self, *, wait: bool = True) -> ScaleChanges:
         """Return the changes since the last read. Waits for the device once, or reads only what has arrived."""
-        changes: list[tuple[int, float]] = []
-        skipped: list[int] = []
-        skipped_by: dict[str, list[int]] = {}
+        self._replay_all(wait=wait)
+        by_name = {name: tuple(steps) for name, steps in self._skipped_by.items() if steps}
+        unread = ScaleChanges(tuple(self._changes), tuple(self._skipped), by_name)
+        self._forget_unread()
+        return unread
+
+    def _forget_unread(self) -> None:
+        self._changes: list[tuple[int, float]] = []
+        self._skipped: list[int] = []
+        self._skipped_by: dict[str, list[int]] = {}
+
+    def _replay_all(self, *, wait: bool) -> None:
         self._fetched.extend(self._log.fetch(wait=wait))
         while self._updates and len(self._fetched) >= self._updates[0].scalars:
             update, before = self._updates.popleft(), self.scale
@@ -245,20 +314,19 @@ class ScaleHistory:
             for name, devices, stepped in update.found:
                 if sum(self._fetched.popleft() for _ in range(devices)):
                     overflowed = True
-                    skipped_by.setdefault(name, []).extend([self.steps] * stepped)
+                    self._skipped_by.setdefault(name, []).extend([self.steps] * stepped)
             if overflowed:
-                skipped.append(self.steps)
+                self._skipped.append(self.steps)
             else:
                 self.optimizer_steps += 1
             self._replay(update, new_scale, overflowed=overflowed)
             if self.scale != before:
-                changes.append((self.steps, self.scale))
-        by_name = {name: tuple(steps) for name, steps in skipped_by.items() if steps}
-        return ScaleChanges(tuple(changes), tuple(skipped), by_name)
+                self._changes.append((self.steps, self.scale))
 
     def _replay(self, update: _Update, new_scale: float | None, *, overflowed: bool) -> None:
         """Update the scale on the host as `torch._amp_update_scale_` does on the device."""
         growth_factor, backoff_factor, growth_interval = update.rule
+        self.never_grows = not overflowed and self._growth_tracker >= growth_interval
         if new_scale is not None:  # the growth tracker stays
             self.scale = float(numpy.float32(new_scale))
             return
@@ -286,6 +354,8 @@ class ScaleHistory:
         self._log.clear()
         self._updates.clear()
         self._fetched.clear()
+        self._forget_unread()
+        self._applied = None
 
 
 def _claim(scaler: GradScaler, history: ScaleHistory) -> None:

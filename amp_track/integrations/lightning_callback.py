@@ -1,0 +1,71 @@
+"""The callback for Lightning's Trainer that watches its GradScaler. `amp_track.integrations.lightning` exports it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.loggers import MLFlowLogger
+
+from amp_track.integrations.watch import Watch, watch
+from amp_track.training.amp.tensors import tensors
+
+
+class AmpTrackCallback(pl.Callback):
+    """Watches a fit, as `amp_track.watch` does: `Trainer(callbacks=[AmpTrackCallback()])`.
+
+    It logs to the run of the Trainer's MLFlowLogger, else to the active run of MLflow, or to a new one. With several
+    processes, the first one watches: the scaler agrees on overflows over all of them. The steps of a checkpoint are
+    continued.
+
+    Args:
+        **settings: `run_id`, `tracking_uri`, `log` and `log_every_seconds` of `amp_track.watch`.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+        self._first_step = 0
+        self.watch: Watch | None = None
+        """The Watch of the last fit; None before it, and in other processes than the first."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin to watch: a checkpoint is loaded, and the sanity check is over."""
+        if not trainer.is_global_zero:
+            return
+        logger = next((each for each in trainer.loggers if isinstance(each, MLFlowLogger)), None)
+        run: dict[str, Any] = {}
+        if logger is not None and logger.run_id is not None:
+            run = {"run_id": logger.run_id, "tracking_uri": logger.experiment.tracking_uri}
+        settings = run | self._settings
+        self.watch = watch(trainer.scaler, trainer.optimizers, first_step=self._first_step, **settings)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the samples of the batch."""
+        if self.watch is not None:
+            first = next(tensors(batch), None)
+            self.watch.step(len(first) if first is not None and first.dim() else 0)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leave the evaluation out of samples/s."""
+        if self.watch is not None:
+            self.watch.pause()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the result."""
+        if self.watch is not None:
+            self.watch.close()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Log the result up to the exception."""
+        if self.watch is not None:
+            self.watch.close(exception)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps, for a checkpoint."""
+        return {"steps": self.watch.steps if self.watch is not None else self._first_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue to count the steps of a checkpoint."""
+        self._first_step = state_dict["steps"]

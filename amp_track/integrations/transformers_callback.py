@@ -1,0 +1,54 @@
+"""The callback for transformers' Trainer that watches its GradScaler: `amp_track.integrations.transformers` has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from amp_track.integrations.watch import Watch, watch
+
+
+class AmpTrackCallback(TrainerCallback):
+    """Watches a training, as `amp_track.watch` does: `Trainer(..., callbacks=[AmpTrackCallback()])`.
+
+    It logs to the active run of MLflow, which is that of transformers' own MLflowCallback, or to a new one. Of several
+    processes, the first one watches. If `auto_find_batch_size` starts again, so does the watch.
+
+    Args:
+        **settings: `run_id`, `tracking_uri`, `log` and `log_every_seconds` of `amp_track.watch`.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+        self.watch: Watch | None = None
+        """The Watch of the last training; None before it, and in other processes than the first."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Begin to watch."""
+        if not state.is_world_process_zero:
+            return
+        if self.watch is not None:  # auto_find_batch_size tries a smaller batch
+            self.watch.discard()
+        optimizer = kwargs["optimizer"]
+        self.watch = watch(
+            getattr(optimizer, "scaler", None),
+            optimizer,
+            model=kwargs["model"],
+            first_step=state.global_step,
+            **self._settings,
+        )
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Leave what follows out of samples/s, if it is no training."""
+        if self.watch is not None and (control.should_evaluate or control.should_save):
+            self.watch.pause()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Log the result, although MLflowCallback has ended the run."""
+        if self.watch is not None:
+            self.watch.close()

@@ -1,0 +1,458 @@
+"""Watch a training loop that exists: what its GradScaler did, its speed and memory, in the MLflow run that it has.
+
+Nothing waits for the device until somebody reads. An error of the watch never reaches the training: it is logged once,
+and watching stops.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from amp_track.records.errors import summary
+from amp_track.records.events import StepsRecorded
+from amp_track.records.metrics import SCALE
+from amp_track.records.result import JobResult, JobStatus, NonFiniteLosses, ScaleReport
+from amp_track.report.train import explain
+from amp_track.stores import addresses
+from amp_track.training.amp.momentum import has_fused_momentum
+from amp_track.training.amp.scalar_log import ScalarLog
+from amp_track.training.amp.scale_history import ScaleHistory
+from amp_track.training.amp.tensors import tensors
+from amp_track.training.devices.cpu import peak_resident_bytes
+from amp_track.training.devices.open import open_device
+from amp_track.training.timing import InputWait
+
+if TYPE_CHECKING:
+    from amp_track.report.curves import Curves
+    from amp_track.tracking import Run
+
+T = TypeVar("T")
+_log = logging.getLogger("amp_track")
+_WARM_UP_STEPS = 3
+"""Steps before the speed is measured: they allocate, tune and compile."""
+_FUSED_MOMENTUM = (
+    "torch's fused SGD with momentum reads uninitialized memory if the GradScaler skips its first step. Leave "
+    "fused=True out, or write zeros into its momentum before that step."
+)
+_NEVER_GROWS = (
+    "The growth interval was set below the number of steps since the last overflow. GradScaler compares for equality, "
+    "so the scale does not grow again before the next overflow."
+)
+
+
+def watch(
+    scaler: GradScaler | None = None,
+    optimizers: Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None = None,
+    *,
+    model: nn.Module | None = None,
+    run_id: str | None = None,
+    tracking_uri: str | None = None,
+    log: bool = True,
+    log_every_seconds: float = 10.0,
+    first_step: int = 0,
+) -> Watch:
+    """Watch a training loop, until the end of a `with` block or until `close`.
+
+        with amp_track.watch(scaler, optimizer, model=model) as watched:
+            for input, target in loader:
+                ...  # as before
+                scaler.step(optimizer)
+                scaler.update()
+        print(watched.skipped_steps, watched.scale_history)
+
+    All arguments are optional. Without a scaler, as in bf16, steps are counted by torch's optimizer hooks.
+
+    Args:
+        scaler: the GradScaler of the loop; a disabled one counts as none.
+        optimizers: one, several, or several by name. Others that the scaler steps are found by themselves.
+        model: the module whose training forward passes are counted for samples/s, by the first dimension of its first
+            tensor; forward passes in evaluation are left out. Call `Watch.step` instead if it runs several times for
+            each batch.
+        run_id: the MLflow run to log to. Default: the active run, or else a new one.
+        tracking_uri: the store of that run. Default: MLflow's own, if it has been imported, or MLFLOW_TRACKING_URI, or
+            the file mlflow.db.
+        log: whether to log to MLflow at all; otherwise only the attributes of the Watch tell.
+        log_every_seconds: how often the changes of the scale are logged on the way.
+        first_step: the number of steps before this training, which is resumed.
+
+    Raises:
+        ValueError: another watch, TrainStep or ScaleHistory has this scaler.
+    """
+    watched = Watch(scaler, optimizers, model=model, first_step=first_step, log_every_seconds=log_every_seconds)
+    if log and _is_first_rank():
+        watched.log_to(run_id, tracking_uri)
+    return watched
+
+
+def _safely(method: Callable[..., None]) -> Callable[..., None]:
+    """Log the first error of a method of Watch, and stop watching, instead of failing the training."""
+
+    @functools.wraps(method)
+    def safe(self: Watch, *args: Any, **kwargs: Any) -> None:
+        if self.is_watching:
+            try:
+                method(self, *args, **kwargs)
+            except Exception as error:
+                self.stop(error)
+
+    return safe
+
+
+class Watch:
+    """A training that is watched. `watch` makes it."""
+
+    def __init__(
+        self,
+        scaler: GradScaler | None,
+        optimizers: Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None,
+        *,
+        model: nn.Module | None,
+        first_step: int,
+        log_every_seconds: float,
+    ) -> None:
+        self.is_watching = True
+        """False after `close`, and after an error of the watch itself."""
+        named = _named(optimizers)
+        parameters = (
+            parameter for one in named.values() for group in one.param_groups for parameter in group["params"]
+        )
+        first = next(parameters, None)
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        self.device = first.device if first is not None else accelerator or torch.device("cpu")
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._history = ScaleHistory(self._scaler, named, on_error=self.stop) if self._scaler is not None else None
+        self._changes = [(first_step, self._history.scale)] if self._history is not None else []
+        self._skipped: list[int] = []
+        self._skipped_by: dict[str, list[int]] = {}
+        self._first_step, self._logged = first_step, 0
+        self._calls: Counter[int] = Counter()
+        self._losses = ScalarLog()
+        self._loss_steps: list[int] = []
+        self._non_finite: list[int] = []
+        self._samples, self._marks, self._previous = 0, 0, 0
+        self._spans: list[tuple[Any, Any]] = []
+        self._open: Any = None
+        self._last: Any = None
+        self._wait = InputWait(open_device(str(self.device) if self.device.type != "cpu" else "cpu"))
+        self._began = self._last_logged = time.perf_counter()
+        self._log_every_seconds = log_every_seconds
+        self._stack = ExitStack()
+        self._logged_to: tuple[Run, Curves] | None = None
+        self._result: JobResult | None = None
+        self._has_fused_momentum = self._scaler is not None and any(map(has_fused_momentum, named.values()))
+        if self._has_fused_momentum:
+            _log.warning("%s", _FUSED_MOMENTUM)
+        self._hooks: list[Any] = [one.register_step_post_hook(self._stepped) for one in named.values()]
+        self._hooks = self._hooks or [register_optimizer_step_post_hook(self._stepped)]
+        if model is not None:
+            self._hooks.append(model.register_forward_pre_hook(self._forward, with_kwargs=True))
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+    def log_to(self, run_id: str | None = None, tracking_uri: str | None = None) -> None:
+        """Log to an MLflow run: the given one, the active one, or else a new one. A failure is only logged."""
+        try:
+            self._stack.enter_context(self._logging(run_id, tracking_uri))
+        except Exception as error:
+            _log.warning("amp_track.watch does not log to MLflow: %s", summary(error))
+
+    @contextmanager
+    def _logging(self, run_id: str | None, tracking_uri: str | None) -> Iterator[None]:
+        from amp_track.session.publish import kept_curves
+        from amp_track.tracking import Tracker
+
+        mlflow = sys.modules.get("mlflow")
+        if run_id is None and mlflow is not None and (active := mlflow.active_run()) is not None:
+            run_id = active.info.run_id
+        if tracking_uri is None and mlflow is not None:
+            tracking_uri = mlflow.get_tracking_uri()
+        address = addresses.tracking_address(tracking_uri)
+        tracker = Tracker(address.url, outbox_folder=address.outbox_folder, resumes=run_id is not None)
+        tags = {"amp_track.kind": "watch"}
+        with tracker.attached_run(run_id) if run_id is not None else tracker.run("watched training", tags=tags) as run:
+            run.tags(tags)
+            with kept_curves(run, "watched training", "", steps_per_epoch=1) as curves:
+                self._logged_to = run, curves
+                self._log_changes(run, curves)
+                self._began = time.perf_counter()  # opening the store is no part of the training
+                yield
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the MLflow run, if it logs to one."""
+        return self._logged_to[0].run_id if self._logged_to is not None else None
+
+    @property
+    def scale_history(self) -> tuple[tuple[int, float], ...]:
+        """(step, scale after it): first, and every change. Waits for the device."""
+        self._read()
+        return tuple(self._changes)
+
+    @property
+    def skipped_steps(self) -> tuple[int, ...]:
+        """The steps at which an optimizer was skipped, counted from 1. Waits for the device."""
+        self._read()
+        return tuple(self._skipped)
+
+    @property
+    def skipped_by(self) -> dict[str, tuple[int, ...]]:
+        """The skipped steps of each optimizer by its name. Waits for the device."""
+        self._read()
+        return {name: tuple(steps) for name, steps in self._skipped_by.items()}
+
+    @property
+    def steps(self) -> int:
+        """Updates of the scaler; without one, the steps of the optimizer that has made the most."""
+        own = self._history.updates if self._history is not None else max(self._calls.values(), default=0)
+        return self._first_step + own
+
+    def was_skipped(self) -> bool:
+        """Return whether the last step of any optimizer was skipped. Waits for the device."""
+        return self._history is not None and self._history.was_skipped()
+
+    def applied_steps(self) -> Tensor | int:
+        """Return the number of updates without an overflow: with a scaler, a tensor on the device, which counts on.
+
+        The first call waits for the device, later ones do not.
+        """
+        return self._history.applied_steps() if self._history is not None else self.steps
+
+    @_safely
+    def step(self, samples: int = 0, *, loss: Tensor | None = None) -> None:
+        """Tell that a batch was trained on: its samples, for samples/s, and its loss, of which inf and NaN are counted.
+
+        The loss must not be changed in place afterwards.
+        """
+        if loss is not None:
+            self._losses.append(loss.detach())
+            self._loss_steps.append(self.steps)
+        if samples:
+            self._mark(samples)
+        self._log_now_and_then()
+
+    def pause(self) -> None:
+        """Leave out of samples/s what follows, such as an evaluation, until `resume` or the next training batch."""
+        if self._open is not None and self._last is not None:
+            self._spans.append((self._open, self._last))
+        self._open = self._last = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time of a block out of samples/s."""
+        self.pause()
+        yield
+
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """Return an iterator over the same batches that measures how long the device waits for them."""
+        return self._wait.timed(iter(loader))
+
+    def result(self) -> JobResult:
+        """Return the measurements so far. Waits for the device."""
+        if self._result is not None:
+            return self._result
+        self._read()
+        self.pause()
+        seconds = sum(_seconds_between(start, end) for start, end in self._spans)
+        wall_seconds = time.perf_counter() - self._began
+        allocated_bytes, reserved_bytes = _peaks(self.device)
+        return JobResult(
+            status=JobStatus.FITS,
+            steps=self.steps,
+            skipped_steps=len(self._skipped),
+            wall_seconds=wall_seconds,
+            train_seconds=wall_seconds,
+            waited_seconds=self._wait.seconds or None,
+            samples_per_second=self._samples / seconds if seconds else None,
+            train_peak_allocated_bytes=allocated_bytes,
+            peak_bytes=reserved_bytes,
+            peak_resident_bytes=peak_resident_bytes(),
+            non_finite_losses=self._non_finite_losses(),
+            scale=self._scale_report(),
+        )
+
+    def advice(self) -> list[str]:
+        """Return one line for each finding, such as why the scale fell. Waits for the device."""
+        result = self.result()
+        lines = [_FUSED_MOMENTUM] if self._has_fused_momentum and self._skipped[:1] == [self._first_step + 1] else []
+        if self._history is not None and self._history.never_grows:
+            lines.append(_NEVER_GROWS)
+        return lines + explain(result, "amp" if self._scaler is not None else "fp32")
+
+    def close(self, error: BaseException | None = None) -> JobResult:
+        """Stop watching, log what is left, and return the measurements. Waits for the device.
+
+        Args:
+            error: the exception that ended the training, if any: a run that the watch has made ends as FAILED.
+        """
+        if self._result is not None:
+            return self._result
+        was_watching = self.is_watching
+        result = self.result()
+        self._log_result(result)
+        advice = self.advice()
+        self._result = result
+        self._detach()
+        self.is_watching = False
+        try:
+            if self._logged_to is not None and was_watching and advice:
+                self._logged_to[0].tags({"amp_track.advice": "\n".join(advice)})
+            self._stack.__exit__(type(error) if error else None, error, None)
+        except Exception as failure:
+            _log.warning("amp_track.watch could not log its result: %s", summary(failure))
+        return result
+
+    def discard(self) -> None:
+        """Stop watching without logging a result: the training starts again."""
+        self.is_watching = False
+        self._detach()
+        self._stack.pop_all()
+
+    def stop(self, error: Exception) -> None:
+        """Stop watching because of an error of the watch itself. The training goes on."""
+        if self.is_watching:
+            self.is_watching = False
+            self._detach()
+            _log.warning("amp_track.watch has stopped, the training goes on: %s", summary(error))
+
+    def _detach(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._history is not None and self._scaler is not None:
+            self._history.close(self._scaler)
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._calls[id(optimizer)] += 1
+        self._wait.step_submitted()
+
+    @_safely
+    def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not module.training or not torch.is_grad_enabled():
+            self.pause()
+            return
+        self._mark(self._previous)
+        first = next(tensors((args, kwargs)), None)
+        self._previous = len(first) if first is not None and first.dim() else 0
+        self._log_now_and_then()
+
+    def _mark(self, samples: int) -> None:
+        """Note that `samples` were trained on since the last mark: the spans between marks are the training."""
+        self._marks += 1
+        if self._open is not None:
+            self._samples += samples
+            self._last = _now(self.device, self._last)
+        elif self._marks > _WARM_UP_STEPS:
+            self._open = _now(self.device)
+
+    def _read(self, *, wait: bool = True) -> None:
+        if self._history is not None:
+            found = self._history.read(wait=wait)
+            self._changes += [(self._first_step + step, scale) for step, scale in found.changes]
+            self._skipped += [self._first_step + step for step in found.skipped_steps]
+            for name, skipped in found.skipped_by.items():
+                self._skipped_by.setdefault(name, []).extend(self._first_step + step for step in skipped)
+        losses = self._losses.fetch(wait=wait)
+        steps, self._loss_steps = self._loss_steps[: len(losses)], self._loss_steps[len(losses) :]
+        self._non_finite += [step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)]
+
+    def _non_finite_losses(self) -> NonFiniteLosses | None:
+        if not self._non_finite:
+            return None
+        return NonFiniteLosses(batches=len(self._non_finite), first_step=self._non_finite[0], first_batch=1)
+
+    def _scale_report(self) -> ScaleReport | None:
+        if self._history is None:
+            return None
+        last = (self.steps, self._history.scale)
+        history = self._changes[:-1] if self._changes[-1] == last and len(self._changes) > 1 else self._changes
+        return ScaleReport(initial=self._changes[0][1], final=self._history.scale, history=(*history, last))
+
+    def _log_now_and_then(self) -> None:
+        now = time.perf_counter()
+        if self._logged_to is not None and now - self._last_logged > self._log_every_seconds:
+            self._last_logged = now
+            self._read(wait=False)
+            self._log_changes(*self._logged_to)
+
+    def _log_changes(self, run: Run, curves: Curves) -> None:
+        changes, self._logged = self._changes[self._logged :], len(self._changes)
+        for step, scale in changes:
+            run.metric(SCALE, scale, step)
+        curves.add(StepsRecorded(first_step=1, losses=(), scale_changes=tuple(changes)))
+        run.flush()
+
+    @_safely
+    def _log_result(self, result: JobResult) -> None:
+        if self._logged_to is None:
+            return
+        run, curves = self._logged_to
+        self._log_changes(run, curves)
+        run.job_result(result)
+        if len(self._skipped_by) > 1:
+            for name, steps in self._skipped_by.items():
+                run.metric(f"amp/skipped_steps/{name}", len(steps))
+
+
+def _named(optimizers: Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None) -> dict[str, Optimizer]:
+    """Return torch's optimizers by name, without the wrappers of accelerate and Lightning."""
+    if isinstance(optimizers, Mapping):
+        return {name: _without_wrapper(each) for name, each in optimizers.items()}
+    listed = [] if optimizers is None else list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
+    names = ["optimizer"] if len(listed) == 1 else [f"optimizer{index}" for index in range(len(listed))]
+    return {name: _without_wrapper(each) for name, each in zip(names, listed, strict=True)}
+
+
+def _without_wrapper(optimizer: Any) -> Optimizer:
+    while type(optimizer).__name__ in ("AcceleratedOptimizer", "LightningOptimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer  # type: ignore[no-any-return]
+
+
+def _is_first_rank() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+def _now(device: torch.device, event: Any = None) -> Any:
+    """Return the time on the device: an event, `event` again if given, or seconds where there is no queue."""
+    if device.type in ("cpu", "mps"):
+        return time.perf_counter()
+    event = event or torch.Event(device, enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds_between(start: Any, end: Any) -> float:
+    if isinstance(start, float):
+        return float(end) - start
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
+
+
+def _peaks(device: torch.device) -> tuple[int | None, int | None]:
+    """Return the peaks of allocated and reserved bytes of this process; None on a CPU. They may come from before."""
+    if device.type in ("cpu", "mps"):
+        return None, None
+    module: Any = torch.get_device_module(device)
+    return module.max_memory_allocated(device), module.max_memory_reserved(device)

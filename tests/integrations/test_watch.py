@@ -1,0 +1,341 @@
+"""A plain loop that is watched: its numbers are exact, it is logged to its run, and it never fails because of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
+
+import amp_track
+from amp_track.integrations import accelerate
+from amp_track.integrations.watch import Watch
+
+OVERFLOWS = (1, 40, 41, 77)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+
+
+class Loop:
+    """A plain loop in amp, some of whose gradients overflow."""
+
+    def __init__(self, *, scaled: bool = True, fused: bool = True) -> None:
+        self.model = network()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), fused=fused, foreach=False)
+        self.scaler = GradScaler("cpu", init_scale=2.0**10, growth_interval=25, enabled=scaled)
+        self.scales: list[tuple[int, float]] = []
+        self.steps = 0
+
+    def step(self) -> torch.Tensor:
+        self.steps += 1
+        before = self.scaler.get_scale()
+        with torch.autocast("cpu", torch.float16 if self.scaler.is_enabled() else torch.bfloat16):
+            loss = self.model(torch.randn(8, 16)).float().pow(2).mean()
+        self.scaler.scale(loss).backward()
+        if self.steps in OVERFLOWS and self.scaler.is_enabled():
+            self.model[0].weight.grad[0, 0] = math.inf  # type: ignore[index]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        if self.scaler.get_scale() != before:
+            self.scales.append((self.steps, self.scaler.get_scale()))
+        return loss
+
+    def run(self, steps: int, watched: Watch | None = None) -> None:
+        for _ in range(steps):
+            loss = self.step()
+            if watched is not None:
+                watched.step(loss=loss)
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mlflow.MlflowClient]:
+    """MLflow's own store of a test, as a training sets it."""
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path}/theirs.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(uri)
+    yield mlflow.MlflowClient(uri)
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_it_tells_what_the_scaler_did(fused: bool) -> None:
+    loop = Loop(fused=fused)
+    with amp_track.watch(loop.scaler, loop.optimizer, model=loop.model, log=False) as watched:
+        for step in range(1, 101):
+            loop.step()
+            assert watched.was_skipped() == (step in OVERFLOWS)
+            if step == 50:
+                assert watched.skipped_steps == OVERFLOWS[:3]
+                applied = watched.applied_steps()
+        assert int(applied) == int(watched.applied_steps()) == 100 - len(OVERFLOWS)
+    assert watched.skipped_steps == OVERFLOWS
+    assert watched.skipped_by == {"optimizer": OVERFLOWS}
+    assert watched.scale_history == ((0, 2.0**10), *loop.scales)
+    result = watched.result()
+    assert (result.steps, result.skipped_steps, result.optimizer_steps) == (100, 4, 96)
+    assert result.scale is not None
+    assert result.scale.final == loop.scaler.get_scale()
+    assert result.samples_per_second is not None
+    assert 0 < result.samples_per_second < 8 * 100 / result.wall_seconds * 20
+    assert result.peak_resident_bytes
+    assert type(loop.scaler) is GradScaler, "nothing is left behind"
+    assert not loop.optimizer._optimizer_step_post_hooks
+    assert not loop.model._forward_pre_hooks
+    loop.run(3)
+    assert watched.skipped_steps == OVERFLOWS
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_without_a_scaler_steps_are_counted_by_hooks(given: bool) -> None:
+    loop = Loop(scaled=False)
+    with amp_track.watch(loop.scaler, loop.optimizer if given else None, log=False) as watched:
+        for _ in range(20):
+            loop.step()
+            watched.step(8)
+    result = watched.result()
+    assert (result.steps, result.scale, watched.skipped_steps, watched.scale_history) == (20, None, (), ())
+    assert watched.applied_steps() == 20
+    assert result.samples_per_second
+
+
+def test_losses_that_are_inf_or_nan_are_counted_and_explained() -> None:
+    loop = Loop(scaled=False)
+    with amp_track.watch(optimizers=loop.optimizer, log=False) as watched:
+        for step in range(1, 11):
+            watched.step(loss=loop.step() * (math.nan if step in (3, 9) else 1.0))
+    losses = watched.result().non_finite_losses
+    assert losses is not None
+    assert (losses.batches, losses.first_step) == (2, 3)
+    assert any("first at step 3" in line for line in watched.advice())
+
+
+def test_waiting_for_data_and_evaluations_are_measured_apart() -> None:
+    loop = Loop()
+    loader: DataLoader[Any] = DataLoader(torch.zeros(80, 1), batch_size=8)  # type: ignore[arg-type]
+    with amp_track.watch(loop.scaler, loop.optimizer, model=loop.model, log=False) as watched:
+        for _ in range(3):
+            for _ in watched.batches(loader):
+                loop.step()
+            loop.model.eval()
+            with torch.no_grad():
+                loop.model(torch.randn(1000, 16))
+            loop.model.train()
+        assert len(watched._spans) == 3, "evaluations end a span of training"
+    result = watched.result()
+    assert result.waited_seconds is not None
+    assert 0 < result.waited_seconds < result.wall_seconds
+
+
+def test_it_is_logged_to_the_active_run_while_it_goes_on(client: mlflow.MlflowClient) -> None:
+    loop = Loop()
+    with mlflow.start_run() as run:
+        watched = amp_track.watch(loop.scaler, {"net": loop.optimizer}, model=loop.model, log_every_seconds=0.0)
+        assert watched.run_id == run.info.run_id
+        loop.run(60, watched)
+        on_the_way = client.get_metric_history(run.info.run_id, "amp/scale")
+        loop.run(40, watched)
+        watched.close()
+        mlflow.log_metric("their/own", 1.0)
+    assert {(0, 2.0**10), (1, 2.0**9)} <= {(each.step, each.value) for each in on_the_way}
+    found = client.get_run(run.info.run_id)
+    history = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, "amp/scale")]
+    assert sorted(history) == [(0, 2.0**10), *loop.scales, (100, loop.scaler.get_scale())]
+    metrics, tags = found.data.metrics, found.data.tags
+    assert (metrics["amp/skipped_steps"], metrics["train/steps"], metrics["train/optimizer_steps"]) == (4, 100, 96)
+    assert {"throughput/samples_per_s", "memory/max_resident_mib", "time/wall_s", "their/own"} <= metrics.keys()
+    assert tags["amp_track.kind"] == "watch"
+    assert "1 of the first 1 steps overflowed" in tags["amp_track.advice"]
+    assert (found.info.status, found.info.run_name) == ("FINISHED", run.info.run_name)
+    assert "curves.png" in {file.path for file in client.list_artifacts(run.info.run_id)}
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_it_is_logged_to_a_given_run(client: mlflow.MlflowClient, has_ended: bool) -> None:
+    run = client.create_run(client.create_experiment("theirs"))
+    loop = Loop()
+    with amp_track.watch(loop.scaler, loop.optimizer, run_id=run.info.run_id) as watched:
+        loop.run(50, watched)
+        if has_ended:  # as transformers' MLflowCallback does first
+            client.set_terminated(run.info.run_id)
+    found = client.get_run(run.info.run_id)
+    assert found.data.metrics["amp/skipped_steps"] == 3
+    assert found.info.status == ("FINISHED" if has_ended else "RUNNING")
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, "FINISHED"), (RuntimeError("the training failed"), "FAILED")])
+def test_without_a_run_it_makes_one(client: mlflow.MlflowClient, error: Exception | None, status: str) -> None:
+    loop = Loop()
+    with suppress(RuntimeError), amp_track.watch(loop.scaler, loop.optimizer) as watched:
+        loop.run(10, watched)
+        if error is not None:
+            raise error
+    assert watched.run_id is not None
+    found = client.get_run(watched.run_id)
+    assert (found.info.status, found.data.metrics["train/steps"]) == (status, 10)
+
+
+def test_a_training_without_a_step_is_logged_too(client: mlflow.MlflowClient) -> None:
+    with amp_track.watch(GradScaler("cpu")) as watched:
+        pass
+    assert watched.run_id is not None
+    assert client.get_run(watched.run_id).data.metrics["amp/final_scale"] == 2.0**16
+
+
+def test_a_resumed_training_goes_on_in_its_history(client: mlflow.MlflowClient) -> None:
+    loop = Loop()
+    with mlflow.start_run() as run:
+        for first_step in (0, 50):
+            with amp_track.watch(loop.scaler, loop.optimizer, first_step=first_step) as watched:
+                loop.run(50, watched)
+    history = {(each.step, each.value) for each in client.get_metric_history(run.info.run_id, "amp/scale")}
+    assert history >= {(0, 2.0**10), *loop.scales}
+    assert watched.skipped_steps == (77,)
+    assert watched.result().steps == 100
+
+
+def test_a_server_that_does_not_answer_loses_nothing(
+    client: mlflow.MlflowClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("amp_track.tracking.tracker._SECONDS_AFTER_AN_INTERRUPT", 0.5)
+    loop = Loop()
+    with amp_track.watch(loop.scaler, loop.optimizer, run_id="abc", tracking_uri="http://127.0.0.1:9") as watched:
+        loop.run(20, watched)
+    assert watched.result().steps == 20
+    assert "wait in" in caplog.text
+    assert list((tmp_path / "amp_track-outbox").iterdir())
+
+
+def test_a_store_that_cannot_be_opened_is_only_a_warning(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    loop = Loop()
+    (tmp_path / "no.db").write_text("this is no database, but a text that is long enough to be read as one")
+    with amp_track.watch(loop.scaler, loop.optimizer, tracking_uri=f"sqlite:///{tmp_path}/no.db") as watched:
+        loop.run(5, watched)
+    assert "does not log to MLflow" in caplog.text
+    assert watched.result().steps == 5
+
+
+def test_an_error_of_the_watch_never_reaches_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    loop, untouched = Loop(), Loop()
+    torch.manual_seed(1)
+    with amp_track.watch(loop.scaler, loop.optimizer, model=loop.model, log=False) as watched:
+        loop.run(10, watched)
+        watched._history._names = None  # type: ignore[union-attr, assignment]  # as if torch had changed
+        loop.run(20, watched)
+        assert not watched.is_watching
+    assert caplog.text.count("amp_track.watch has stopped, the training goes on") == 1
+    torch.manual_seed(1)
+    untouched.run(30)
+    for name, parameter in untouched.model.named_parameters():
+        torch.testing.assert_close(loop.model.get_parameter(name), parameter)
+
+
+def test_a_scaler_is_watched_once_at_a_time() -> None:
+    loop = Loop()
+    with amp_track.watch(loop.scaler, log=False), pytest.raises(ValueError, match="already used by another"):
+        amp_track.watch(loop.scaler, log=False)
+    amp_track.watch(loop.scaler, log=False).close()
+
+
+def test_fused_momentum_is_warned_of_at_once_and_for_no_other_optimizer(caplog: pytest.LogCaptureFixture) -> None:
+    model, scaler = network(), GradScaler("cpu")
+    for make in (
+        lambda: torch.optim.Adam(model.parameters(), fused=True),
+        lambda: torch.optim.SGD(model.parameters(), momentum=0.9),
+        lambda: torch.optim.SGD(model.parameters(), fused=True),
+    ):
+        amp_track.watch(scaler, make(), log=False).close()
+    assert caplog.records == []
+    amp_track.watch(None, torch.optim.SGD(model.parameters(), momentum=0.9, fused=True), log=False).close()
+    assert caplog.records == []
+    amp_track.watch(scaler, torch.optim.SGD(model.parameters(), momentum=0.9, fused=True), log=False).close()
+    assert "reads uninitialized memory" in caplog.text
+
+
+def test_a_growth_interval_below_the_running_count_is_explained() -> None:
+    loop = Loop()
+    with amp_track.watch(loop.scaler, loop.optimizer, log=False) as watched:
+        for step in range(70):
+            loop.step()
+            if step == 60:
+                loop.scaler.set_growth_interval(3)
+    assert any("growth interval was set below" in line for line in watched.advice())
+
+
+class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations that wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "is_nonzero", "equal", "item", "_to_cpu"):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_waits_for_the_device_while_it_is_watched() -> None:
+    found = {}
+    for is_watched in (False, True):
+        loop = Loop()
+        watched = amp_track.watch(loop.scaler, loop.optimizer, model=loop.model, log=False) if is_watched else None
+        counter = watched.applied_steps() if watched is not None else None
+        loop.step()
+        loop.scaler.get_scale = lambda: 0.0  # type: ignore[method-assign]  # the loop's own check waits
+        with Waits() as waits:
+            loop.run(130, watched)
+        found[is_watched] = waits.names
+        assert counter is None or int(counter) == 131 - len([each for each in OVERFLOWS if each <= 131])
+    assert found[True] == found[False]
+
+
+def test_watching_alone_imports_neither_mlflow_nor_lightning() -> None:
+    code = (
+        "import sys, torch, amp_track; amp_track.watch(torch.amp.GradScaler('cpu'), log=False).close(); "
+        "print({'mlflow', 'optuna', 'lightning', 'transformers', 'accelerate'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_accelerate_says_wrong_what_the_watch_says_right(fused: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """accelerate trains in fp32 on a CPU, so it gets a scaler here; all else is its own code."""
+    from accelerate import Accelerator
+
+    caplog.set_level(logging.ERROR)
+    accelerator, loop = Accelerator(mixed_precision="no", cpu=True), Loop(fused=fused)
+    accelerator.scaler, accelerator.native_amp = loop.scaler, True  # type: ignore[assignment]
+    model, optimizer = accelerator.prepare(loop.model, loop.optimizer)
+    said = []
+    with accelerate.watch(accelerator, optimizer, log=False) as watched:
+        for step in range(1, 101):
+            with torch.autocast("cpu", torch.float16):
+                loss = model(torch.randn(8, 16)).float().pow(2).mean()
+            accelerator.backward(loss)
+            if step in OVERFLOWS:
+                loop.model[0].weight.grad[0, 0] = math.inf  # type: ignore[index]
+            optimizer.step()
+            optimizer.zero_grad()
+            said += [step] * accelerator.optimizer_step_was_skipped
+    assert watched.skipped_steps == OVERFLOWS
+    assert said == ([] if fused else list(OVERFLOWS)), "accelerate#4242"
