@@ -21,20 +21,22 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from amp_track.records.errors import summary
 from amp_track.records.events import StepsRecorded
 from amp_track.records.metrics import SCALE
-from amp_track.records.result import JobResult, JobStatus, NonFiniteLosses, ScaleReport
+from amp_track.records.result import JobResult, JobStatus, LayerGradients, NonFiniteLosses, ScaleReport
 from amp_track.report.train import explain
 from amp_track.stores import addresses
+from amp_track.training.amp.diagnosis import GradientDiagnosis
 from amp_track.training.amp.momentum import has_fused_momentum
 from amp_track.training.amp.scalar_log import ScalarLog
 from amp_track.training.amp.scale_history import ScaleHistory
 from amp_track.training.amp.tensors import tensors
 from amp_track.training.devices.cpu import peak_resident_bytes
 from amp_track.training.devices.open import open_device
+from amp_track.training.metrics_accumulator import DiagnosisTotals
 from amp_track.training.timing import InputWait
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ def watch(
     log: bool = True,
     log_every_seconds: float = 10.0,
     first_step: int = 0,
+    diagnose_every: int | None = None,
 ) -> Watch:
     """Watch a training loop, until the end of a `with` block or until `close`.
 
@@ -89,11 +92,21 @@ def watch(
         log: whether to log to MLflow at all; otherwise only the attributes of the Watch tell.
         log_every_seconds: how often the changes of the scale are logged on the way.
         first_step: the number of steps before this training, which is resumed.
+        diagnose_every: N; count overflow and underflow of the gradients in every layer of `model` at every N-th step,
+            as `train --grad-stats-every` does. A diagnosed step waits for the device.
 
     Raises:
-        ValueError: another watch, TrainStep or ScaleHistory has this scaler.
+        ValueError: another watch, TrainStep or ScaleHistory has this scaler; or `diagnose_every` is given without a
+            model.
     """
-    watched = Watch(scaler, optimizers, model=model, first_step=first_step, log_every_seconds=log_every_seconds)
+    watched = Watch(
+        scaler,
+        optimizers,
+        model=model,
+        first_step=first_step,
+        log_every_seconds=log_every_seconds,
+        diagnose_every=diagnose_every,
+    )
     if log and _is_first_rank():
         watched.log_to(run_id, tracking_uri)
     return watched
@@ -124,7 +137,10 @@ class Watch:
         model: nn.Module | None,
         first_step: int,
         log_every_seconds: float,
+        diagnose_every: int | None,
     ) -> None:
+        if diagnose_every is not None and model is None:
+            raise ValueError("diagnose_every needs the model whose layers to diagnose. Give model=.")
         self.is_watching = True
         """False after `close`, and after an error of the watch itself."""
         named = _named(optimizers)
@@ -135,7 +151,19 @@ class Watch:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         self.device = first.device if first is not None else accelerator or torch.device("cpu")
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._history = ScaleHistory(self._scaler, named, on_error=self.stop) if self._scaler is not None else None
+        self._diagnosis = (
+            GradientDiagnosis(model, diagnose_every) if model is not None and diagnose_every is not None else None
+        )
+        self._diagnosed = DiagnosisTotals()
+        self._looks: tuple[LayerGradients, ...] = ()
+        self._looking: ExitStack | None = None
+        """Open from the first forward pass of a step that is diagnosed until its gradients are unscaled."""
+        self._own = {id(parameter) for parameter in model.parameters()} if model is not None else set()
+        self._history = (
+            ScaleHistory(self._scaler, named, on_error=self.stop, before_step=self._look)
+            if self._scaler is not None
+            else None
+        )
         self._changes = [(first_step, self._history.scale)] if self._history is not None else []
         self._skipped: list[int] = []
         self._skipped_by: dict[str, list[int]] = {}
@@ -159,6 +187,8 @@ class Watch:
             _log.warning("%s", _FUSED_MOMENTUM)
         self._hooks: list[Any] = [one.register_step_post_hook(self._stepped) for one in named.values()]
         self._hooks = self._hooks or [register_optimizer_step_post_hook(self._stepped)]
+        if self._diagnosis is not None and self._scaler is None:
+            self._hooks.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self._look(optimizer)))
         if model is not None:
             self._hooks.append(model.register_forward_pre_hook(self._forward, with_kwargs=True))
 
@@ -289,6 +319,7 @@ class Watch:
             peak_resident_bytes=peak_resident_bytes(),
             non_finite_losses=self._non_finite_losses(),
             scale=self._scale_report(),
+            diagnosis=self._diagnosed.diagnosis(self._diagnosis),
         )
 
     def advice(self) -> list[str]:
@@ -336,6 +367,8 @@ class Watch:
             _log.warning("amp_track.watch has stopped, the training goes on: %s", summary(error))
 
     def _detach(self) -> None:
+        if self._looking is not None:
+            self._looking.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -351,10 +384,23 @@ class Watch:
         if not module.training or not torch.is_grad_enabled():
             self.pause()
             return
+        if self._diagnosis is not None and self._looking is None and self._diagnosis.is_due(self.steps + 1):
+            self._looking = ExitStack()
+            self._looking.enter_context(self._diagnosis.watching())
         self._mark(self._previous)
         first = next(tensors((args, kwargs)), None)
         self._previous = len(first) if first is not None and first.dim() else 0
         self._log_now_and_then()
+
+    @_safely
+    def _look(self, optimizer: Optimizer) -> None:
+        """Count the gradients of a step that is diagnosed, before they are unscaled."""
+        if self._looking is None or self._diagnosis is None:
+            return
+        if any(id(parameter) in self._own for group in optimizer.param_groups for parameter in group["params"]):
+            self._looking.close()
+            self._looking = None
+            self._diagnosis.look(self.steps + 1)
 
     def _mark(self, samples: int) -> None:
         """Note that `samples` were trained on since the last mark: the spans between marks are the training."""
@@ -372,6 +418,10 @@ class Watch:
             self._skipped += [self._first_step + step for step in found.skipped_steps]
             for name, skipped in found.skipped_by.items():
                 self._skipped_by.setdefault(name, []).extend(self._first_step + step for step in skipped)
+        if self._diagnosis is not None and wait:
+            looks = self._diagnosis.read()
+            self._diagnosed.add(looks)
+            self._looks += looks
         losses = self._losses.fetch(wait=wait)
         steps, self._loss_steps = self._loss_steps[: len(losses)], self._loss_steps[len(losses) :]
         self._non_finite += [step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)]
@@ -408,6 +458,7 @@ class Watch:
             return
         run, curves = self._logged_to
         self._log_changes(run, curves)
+        run.event(StepsRecorded(first_step=1, losses=(), diagnosed=self._looks), "")
         run.job_result(result)
         if len(self._skipped_by) > 1:
             for name, steps in self._skipped_by.items():

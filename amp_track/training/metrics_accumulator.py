@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from amp_track.records.result import Diagnosis, LayerGradients, LayerSummary, NonFinite, NonFiniteLosses, ScaleReport
+from amp_track.training.amp.diagnosis import GradientDiagnosis
 from amp_track.training.amp.step import StepTotals, TrainStep
 
 
@@ -22,10 +23,7 @@ class MetricsAccumulator:
         self._skipped_steps = 0
         self._non_finite, self._first_non_finite = 0, (0, 0)
         self._epoch_loss, self._epoch_samples = 0.0, 0
-        self._layers: dict[str, LayerSums] = {}
-        self._diagnosed_steps = 0
-        self._first_layer: NonFinite | None = None
-        self._diagnosis_seconds_before = 0.0
+        self._diagnosed = DiagnosisTotals()
         self.train_loss = math.nan
         """The mean loss of the last completed epoch; NaN before the first."""
 
@@ -41,10 +39,7 @@ class MetricsAccumulator:
             # One by one, so that the sum does not depend on how often it is read, and is the same after a resume.
             self._epoch_loss += loss * samples
             self._epoch_samples += samples
-        self._diagnosed_steps += len({look.step for look in totals.diagnosed})
-        self._first_layer = self._first_layer or first_non_finite(totals.diagnosed)
-        for look in totals.diagnosed:
-            self._layers.setdefault(look.layer, LayerSums()).add(look)
+        self._diagnosed.add(totals.diagnosed)
         return totals
 
     def end_epoch(self) -> float:
@@ -59,10 +54,7 @@ class MetricsAccumulator:
             "scale_history": self._scale_history,
             "skipped_steps": self._skipped_steps,
             "non_finite": [self._non_finite, self._first_non_finite],
-            "layers": {layer: dataclasses.asdict(sums) for layer, sums in self._layers.items()},
-            "diagnosed_steps": self._diagnosed_steps,
-            "first_layer": dataclasses.asdict(self._first_layer) if self._first_layer is not None else None,
-            "diagnosis_seconds": self._diagnosis_seconds(),
+            "diagnosed": self._diagnosed.state_dict(self._step.diagnosis),
             "epoch": [self._epoch_loss, self._epoch_samples],
             "train_loss": self.train_loss,
         }
@@ -72,10 +64,7 @@ class MetricsAccumulator:
         self._scale_history = [(step, scale) for step, scale in state["scale_history"]]
         self._skipped_steps = state["skipped_steps"]
         self._non_finite, self._first_non_finite = state["non_finite"]
-        self._layers = {layer: LayerSums(**sums) for layer, sums in state["layers"].items()}
-        self._diagnosed_steps = state["diagnosed_steps"]
-        self._first_layer = NonFinite(**state["first_layer"]) if state["first_layer"] is not None else None
-        self._diagnosis_seconds_before = state["diagnosis_seconds"]
+        self._diagnosed.load_state_dict(state["diagnosed"])
         self._epoch_loss, self._epoch_samples = state["epoch"]
         self.train_loss = state["train_loss"]
 
@@ -89,7 +78,7 @@ class MetricsAccumulator:
             "skipped_steps": self._skipped_steps,
             "non_finite_losses": first if self._non_finite else None,
             "scale": self._scale_report(),
-            "diagnosis": self._diagnosis(),
+            "diagnosis": self._diagnosed.diagnosis(self._step.diagnosis),
         }
 
     def _scale_report(self) -> ScaleReport | None:
@@ -99,20 +88,50 @@ class MetricsAccumulator:
         history.setdefault(self._step.steps, final)
         return ScaleReport(initial=self._scale_history[0][1], final=final, history=tuple(history.items()))
 
-    def _diagnosis(self) -> Diagnosis | None:
-        if self._step.diagnosis is None:
+
+class DiagnosisTotals:
+    """The counts of a GradientDiagnosis over all diagnosed steps of a training."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, LayerSums] = {}
+        self._steps = 0
+        self._first: NonFinite | None = None
+        self._seconds_before_resume = 0.0
+
+    def add(self, looks: Sequence[LayerGradients]) -> None:
+        """Add the counts of some steps."""
+        self._steps += len({look.step for look in looks})
+        self._first = self._first or first_non_finite(looks)
+        for look in looks:
+            self._layers.setdefault(look.layer, LayerSums()).add(look)
+
+    def diagnosis(self, of: GradientDiagnosis | None) -> Diagnosis | None:
+        """Return the totals of a diagnosis; None without one."""
+        if of is None:
             return None
         return Diagnosis(
-            every=self._step.diagnosis.every,
-            steps=self._diagnosed_steps,
-            seconds=self._diagnosis_seconds(),
+            every=of.every,
+            steps=self._steps,
+            seconds=self._seconds_before_resume + of.seconds,
             layers=tuple(sums.summary(layer) for layer, sums in self._layers.items()),
-            first_non_finite=self._first_layer,
+            first_non_finite=self._first,
         )
 
-    def _diagnosis_seconds(self) -> float:
-        now = self._step.diagnosis.seconds if self._step.diagnosis is not None else 0.0
-        return self._diagnosis_seconds_before + now
+    def state_dict(self, of: GradientDiagnosis | None) -> dict[str, Any]:
+        """Return the state that a resumed job needs."""
+        return {
+            "layers": {layer: dataclasses.asdict(sums) for layer, sums in self._layers.items()},
+            "steps": self._steps,
+            "first": dataclasses.asdict(self._first) if self._first is not None else None,
+            "seconds": self._seconds_before_resume + (of.seconds if of is not None else 0.0),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from what `state_dict` returned."""
+        self._layers = {layer: LayerSums(**sums) for layer, sums in state["layers"].items()}
+        self._steps = state["steps"]
+        self._first = NonFinite(**state["first"]) if state["first"] is not None else None
+        self._seconds_before_resume = state["seconds"]
 
 
 @dataclass

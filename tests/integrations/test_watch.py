@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 import amp_track
+from amp_track import TrainStep
 from amp_track.integrations import accelerate
 from amp_track.integrations.watch import Watch
 
@@ -277,6 +278,56 @@ def test_a_growth_interval_below_the_running_count_is_explained() -> None:
             if step == 60:
                 loop.scaler.set_growth_interval(3)
     assert any("growth interval was set below" in line for line in watched.advice())
+
+
+@pytest.mark.parametrize("clips", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_diagnosis_counts_what_training_with_train_step_counts(scaled: bool, clips: bool) -> None:
+    def batch(step: int) -> torch.Tensor:
+        return torch.randn(8, 16, generator=torch.Generator().manual_seed(step)) * (1e6 if step == 3 else 1.0)
+
+    def loss_of(output: torch.Tensor, target: object = None) -> torch.Tensor:
+        return output.float().pow(2).mean()
+
+    ours, theirs = Loop(scaled=scaled), Loop(scaled=scaled)
+    step = TrainStep(
+        ours.model, ours.optimizer, loss_of, "amp" if scaled else "bf16",
+        scaler=ours.scaler if scaled else None, grad_stats_every=2, max_grad_norm=1.0 if clips else None,
+    )  # fmt: skip
+    with amp_track.watch(theirs.scaler, theirs.optimizer, model=theirs.model, log=False, diagnose_every=2) as watched:
+        for number in range(1, 7):
+            step(batch(number), torch.zeros(8))
+            with torch.autocast("cpu", torch.float16 if scaled else torch.bfloat16):
+                loss = loss_of(theirs.model(batch(number)))
+            theirs.scaler.scale(loss).backward()
+            if clips:
+                theirs.scaler.unscale_(theirs.optimizer)
+                nn.utils.clip_grad_norm_(theirs.model.parameters(), 1.0)
+            theirs.scaler.step(theirs.optimizer)
+            theirs.scaler.update()
+            theirs.optimizer.zero_grad()
+    found = watched.result().diagnosis
+    assert found is not None
+    assert (found.every, found.steps) == (2, 3)
+    assert found.first_non_finite is not None or not scaled
+    assert repr(watched._looks) == repr(step.read().diagnosed), "NaN is not equal to itself"
+    assert not any(module._forward_hooks for module in theirs.model.modules())
+
+
+def test_a_diagnosis_is_logged_as_that_of_train(client: mlflow.MlflowClient) -> None:
+    loop = Loop()
+    with (
+        mlflow.start_run() as run,
+        amp_track.watch(loop.scaler, loop.optimizer, model=loop.model, diagnose_every=10) as watched,
+    ):
+        loop.run(40, watched)
+    assert "diagnosis.json" in {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert len(client.get_metric_history(run.info.run_id, "amp/underflow_fraction")) == 4
+
+
+def test_a_diagnosis_needs_a_model() -> None:
+    with pytest.raises(ValueError, match="diagnose_every needs the model"):
+        amp_track.watch(GradScaler("cpu"), log=False, diagnose_every=2)
 
 
 class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]

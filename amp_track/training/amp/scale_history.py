@@ -85,12 +85,12 @@ def _recorded(base: type[GradScaler]) -> type[GradScaler]:
 
         def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if (history := _known(self)) is not None:
-                history._recorded(self, history._name_of, optimizer)
+                history._recorded(self, history._note, optimizer)
             return base.step(self, optimizer, *args, **kwargs)
 
         def unscale_(self, optimizer: Optimizer) -> None:
             if (history := _known(self)) is not None:
-                history._recorded(self, history._name_of, optimizer)
+                history._recorded(self, history._note, optimizer)
             base.unscale_(self, optimizer)
 
         def update(self, new_scale: float | Tensor | None = None) -> None:
@@ -119,6 +119,7 @@ class ScaleHistory:
         scaler: an enabled scaler, new or used, without another history.
         optimizer: the optimizer that it steps, or several by name. Others get names such as `optimizer1`.
         on_error: called with an error of the recording itself, which then has stopped. Default: it is raised.
+        before_step: called with each optimizer before its gradients are unscaled, or used: only the scaler knows when.
 
     Raises:
         ValueError: the scaler is disabled, or has another history.
@@ -130,6 +131,7 @@ class ScaleHistory:
         optimizer: Optimizer | Mapping[str, Optimizer] | None = None,
         *,
         on_error: Callable[[Exception], None] | None = None,
+        before_step: Callable[[Optimizer], None] | None = None,
     ) -> None:
         if not scaler.is_enabled():
             raise ValueError("The GradScaler is disabled: it scales nothing, so it has no history.")
@@ -146,7 +148,7 @@ class ScaleHistory:
         self._forget_unread()
         self.never_grows = False
         """Whether the growth interval was set below the steps since the last overflow, up to the last read."""
-        self._on_error = on_error
+        self._on_error, self._before_step = on_error, before_step
         self._is_called = self._is_paused = False
         named = optimizer if isinstance(optimizer, Mapping) else {"optimizer": optimizer} if optimizer else {}
         self._adopt(scaler)
@@ -178,14 +180,15 @@ class ScaleHistory:
 
         weakref.finalize(self, optimizer.register_step_pre_hook(before_step).remove)
 
-    def _name_of(self, optimizer: Optimizer) -> str:
+    def _note(self, optimizer: Optimizer) -> None:
+        """Name an optimizer that the scaler is about to unscale or to step."""
         known = self._names.get(id(optimizer))
         if known is None or known[0]() is not optimizer:  # an id may be used again
             taken = {name for _, name in self._names.values()}
             count = len(self._names)
-            name = "optimizer" if not taken else f"optimizer{count}"
-            known = self._names[id(optimizer)] = weakref.ref(optimizer), name
-        return known[1]
+            self._names[id(optimizer)] = weakref.ref(optimizer), "optimizer" if not taken else f"optimizer{count}"
+        if self._before_step is not None:
+            self._before_step(optimizer)
 
     def _adopt(self, scaler: GradScaler) -> None:
         state = scaler.state_dict()
