@@ -2,8 +2,10 @@
 
     python -m benchmarks.watching [--repeats 9]
 
-Each loop runs in a fresh process with one thread, in turns. The CPU time of its thread per step tells more than wall
-time, which noise hides. The small step shows the cost itself; the large one takes about 5 ms.
+The hooks of max-batch stay in a process, so each loop runs in a fresh one, in turns. `amp_track.watch` comes and goes:
+one loop with a GradScaler is watched and not watched in turns, in blocks of steps, with and without logging to MLflow
+on SQLite every 0.1 s (the default is 10 s). All use one thread. The CPU time of a step tells more than wall time, which
+noise hides. The small step shows the cost itself; the large one takes about 5 ms.
 
 Writes benchmarks/results/watching-cpu.json.
 """
@@ -16,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,8 @@ WARM_UP_STEPS = 20
 WIDTHS = {"small step": (16, 2000), "5 ms step": (1024, 300)}
 """The width of the network and the number of timed steps."""
 BATCH_SIZE = 64
+BLOCKS = 24
+"""Pairs of blocks of steps, watched and not watched, of one loop."""
 
 
 def seconds_per_step(width: int, steps: int, *, watched: bool) -> dict[str, float]:
@@ -61,10 +66,53 @@ def seconds_per_step(width: int, steps: int, *, watched: bool) -> dict[str, floa
     return {"cpu_seconds": cpu_seconds / steps, "wall_seconds": wall_seconds / steps}
 
 
+def seconds_of_watch(width: int, steps: int, *, logs: bool) -> dict[str, list[float]]:
+    """Return the CPU seconds of a step of one loop, watched and not watched, for each pair of blocks."""
+    import torch
+    from torch import nn
+
+    import amp_track
+
+    torch.set_num_threads(1)
+    steps //= 6
+    model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+    scaler = torch.amp.GradScaler("cpu")
+    inputs, targets = torch.randn(BATCH_SIZE, 64), torch.randint(0, 10, (BATCH_SIZE,))
+
+    def block() -> float:
+        started = time.process_time()  # logging to a server has its own thread
+        for _ in range(steps):
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return (time.process_time() - started) / steps
+
+    found: dict[str, list[float]] = {"bare": [], "watched": []}
+    block()
+    for pair in range(BLOCKS):
+        for watched in (False, True) if pair % 2 == 0 else (True, False):
+            if watched:
+                with amp_track.watch(scaler, optimizer, model=model, log=logs, log_every_seconds=0.1):
+                    found["watched"].append(block())
+            else:
+                found["bare"].append(block())
+    return found
+
+
+def _in_own_process(*arguments: str) -> Any:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.watching", *arguments]
+    environment = os.environ | processes.ENVIRONMENT
+    with tempfile.TemporaryDirectory() as folder:
+        environment |= {"PYTHONPATH": str(processes.ROOT)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, cwd=folder)
+    return json.loads(done.stdout)
+
+
 def in_own_process(case: str, *, watched: bool) -> dict[str, float]:
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.watching", "--one", case, str(watched)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | processes.ENVIRONMENT, check=True)
-    measured: dict[str, float] = json.loads(done.stdout)
+    measured: dict[str, float] = _in_own_process("--one", case, str(watched))
     return measured
 
 
@@ -80,7 +128,12 @@ def measure(repeats: int) -> dict[str, Any]:
                 of_case["watched" if watched else "bare"].append(in_own_process(case, watched=watched))
     summaries = {case: _summary(of_case) for case, of_case in runs.items()}
     found = provenance(JobRunner(workload).inspect(Job(workload=workload, device="cpu")))
-    return {**found, "n": repeats, "summaries": summaries, "runs": runs}
+    for case in WIDTHS:
+        for logs in (False, True):
+            name = f"amp_track.watch{' with MLflow' if logs else ''}, {case}"
+            blocks = _in_own_process("--watch", case, str(logs))
+            summaries[name] = _summary({kind: [{"cpu_seconds": each} for each in blocks[kind]] for kind in blocks})
+    return {**found, "n": repeats, "blocks": BLOCKS, "summaries": summaries, "runs": runs}
 
 
 def _summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
@@ -89,7 +142,6 @@ def _summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     differences = [after - before for before, after in zip(bare, watched, strict=True)]
     return {
         "bare_cpu_us": statistics.median(bare),
-        "bare_wall_us": statistics.median(run["wall_seconds"] * 1e6 for run in runs["bare"]),
         "watch_cpu_us": statistics.median(differences),
         "watch_cpu_us_least": min(differences),
         "watch_cpu_us_most": max(differences),
@@ -100,7 +152,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=9, help="measurements per case (default 9)")
     parser.add_argument("--one", nargs=2, metavar=("CASE", "WATCHED"), help=argparse.SUPPRESS)
+    parser.add_argument("--watch", nargs=2, metavar=("CASE", "LOGS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.watch:
+        case, logs = arguments.watch
+        print(json.dumps(seconds_of_watch(*WIDTHS[case], logs=logs == "True")))
+        return
     if arguments.one:
         case, watched = arguments.one
         print(json.dumps(seconds_per_step(*WIDTHS[case], watched=watched == "True")))

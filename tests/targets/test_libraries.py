@@ -69,7 +69,8 @@ def test_a_probe_of_a_script_leaves_nothing_behind(
     assert {file.name for file in clean_folder.iterdir()} == {"images"}
 
 
-@pytest.mark.parametrize("library", LIBRARIES[:2])
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.usefixtures("images")
 def test_two_ranks_of_torchrun_are_watched(runner: JobRunner, library: str) -> None:
     words = [*TORCHRUN, *WORDS[library]]
     if library == "lightning":

@@ -1,4 +1,4 @@
-"""A script with the arguments, loaders and loss scaler of timm's train.py, on a folder of images."""
+"""A script with the arguments, loaders, loss scaler and processes of timm's train.py, on a folder of images."""
 
 import argparse
 import contextlib
@@ -7,7 +7,7 @@ import timm
 import torch
 from timm.data import create_dataset, create_loader
 from timm.optim import create_optimizer_v2
-from timm.utils import NativeScaler
+from timm.utils import NativeScaler, init_distributed_device
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data-dir")
@@ -23,9 +23,11 @@ parser.add_argument("--device", default="cpu")
 
 def main():
     arguments = parser.parse_args()
-    device = torch.device(arguments.device)
+    device = init_distributed_device(arguments)
     torch.manual_seed(42)
     model = timm.create_model(arguments.model, num_classes=2).to(device)
+    if arguments.distributed:
+        model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = create_optimizer_v2(model, opt="sgd", lr=0.01, momentum=0.9)
     kind = getattr(torch, arguments.amp_dtype)
     scaler = NativeScaler(device=device.type) if arguments.amp and kind is torch.float16 else None
@@ -36,6 +38,7 @@ def main():
         return create_loader(
             data, input_size=(3, arguments.img_size, arguments.img_size), batch_size=arguments.batch_size,
             is_training=is_training, num_workers=arguments.workers, use_prefetcher=False, device=device,
+            distributed=arguments.distributed,
         )  # fmt: skip
 
     train, evaluation = loader_of("train", True), loader_of("val", False)
