@@ -11,6 +11,7 @@ import logging
 import math
 import sys
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,7 +36,6 @@ from amp_track.training.amp.scalar_log import ScalarLog
 from amp_track.training.amp.scale_history import ScaleHistory
 from amp_track.training.amp.tensors import tensors
 from amp_track.training.devices.cpu import peak_resident_bytes
-from amp_track.training.devices.open import open_device
 from amp_track.training.metrics_accumulator import DiagnosisTotals
 from amp_track.training.timing import InputWait
 
@@ -47,6 +47,8 @@ T = TypeVar("T")
 _log = logging.getLogger("amp_track")
 _WARM_UP_STEPS = 3
 """Steps before the speed is measured: they allocate, tune and compile."""
+_WITHOUT_QUEUE = ("cpu", "mps")
+"""Devices on which time is measured by the host: a CPU has no queue, and the events of MPS no time."""
 _FUSED_MOMENTUM = (
     "torch's fused SGD with momentum reads uninitialized memory if the GradScaler skips its first step. Leave "
     "fused=True out, or write zeros into its momentum before that step."
@@ -152,7 +154,9 @@ class Watch:
         self.device = first.device if first is not None else accelerator or torch.device("cpu")
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._diagnosis = (
-            GradientDiagnosis(model, diagnose_every) if model is not None and diagnose_every is not None else None
+            GradientDiagnosis(model, diagnose_every, outputs=not hasattr(model, "_orig_mod"))  # unless compiled
+            if model is not None and diagnose_every is not None
+            else None
         )
         self._diagnosed = DiagnosisTotals()
         self._looks: tuple[LayerGradients, ...] = ()
@@ -176,7 +180,7 @@ class Watch:
         self._spans: list[tuple[Any, Any]] = []
         self._open: Any = None
         self._last: Any = None
-        self._wait = InputWait(open_device(str(self.device) if self.device.type != "cpu" else "cpu"))
+        self._wait = InputWait(self.device if self.device.type not in _WITHOUT_QUEUE else None)
         self._began = self._last_logged = time.perf_counter()
         self._log_every_seconds = log_every_seconds
         self._stack = ExitStack()
@@ -190,7 +194,7 @@ class Watch:
         if self._diagnosis is not None and self._scaler is None:
             self._hooks.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self._look(optimizer)))
         if model is not None:
-            self._hooks.append(model.register_forward_pre_hook(self._forward, with_kwargs=True))
+            self._hooks.append(model.register_forward_pre_hook(_ForwardHook(self), with_kwargs=True))
 
     def __enter__(self) -> Watch:
         return self
@@ -338,16 +342,16 @@ class Watch:
         """
         if self._result is not None:
             return self._result
-        was_watching = self.is_watching
-        result = self.result()
-        self._log_result(result)
-        advice = self.advice()
+        result = JobResult(status=JobStatus.FITS)
+        try:
+            result = self.result()
+            self._log_result(result)
+        except Exception as failure:  # such as that of a device on which the training has failed
+            self.stop(failure)
         self._result = result
         self._detach()
         self.is_watching = False
         try:
-            if self._logged_to is not None and was_watching and advice:
-                self._logged_to[0].tags({"amp_track.advice": "\n".join(advice)})
             self._stack.__exit__(type(error) if error else None, error, None)
         except Exception as failure:
             _log.warning("amp_track.watch could not log its result: %s", summary(failure))
@@ -460,9 +464,25 @@ class Watch:
         self._log_changes(run, curves)
         run.event(StepsRecorded(first_step=1, losses=(), diagnosed=self._looks), "")
         run.job_result(result)
+        if advice := self.advice():
+            run.tags({"amp_track.advice": "\n".join(advice)})
         if len(self._skipped_by) > 1:
             for name, steps in self._skipped_by.items():
                 run.metric(f"amp/skipped_steps/{name}", len(steps))
+
+
+class _ForwardHook:
+    """Tells a Watch of each forward pass. It does not keep the Watch alive, and a copy of the model has none."""
+
+    def __init__(self, watch: Watch | None = None) -> None:
+        self._watch = weakref.ref(watch) if watch is not None else None
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._watch is not None and (watch := self._watch()) is not None:
+            watch._forward(module, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return _ForwardHook, ()
 
 
 def _named(optimizers: Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None) -> dict[str, Optimizer]:
@@ -487,7 +507,7 @@ def _is_first_rank() -> bool:
 
 def _now(device: torch.device, event: Any = None) -> Any:
     """Return the time on the device: an event, `event` again if given, or seconds where there is no queue."""
-    if device.type in ("cpu", "mps"):
+    if device.type in _WITHOUT_QUEUE:
         return time.perf_counter()
     event = event or torch.Event(device, enable_timing=True)
     event.record()
@@ -503,7 +523,7 @@ def _seconds_between(start: Any, end: Any) -> float:
 
 def _peaks(device: torch.device) -> tuple[int | None, int | None]:
     """Return the peaks of allocated and reserved bytes of this process; None on a CPU. They may come from before."""
-    if device.type in ("cpu", "mps"):
+    if device.type in _WITHOUT_QUEUE:
         return None, None
     module: Any = torch.get_device_module(device)
     return module.max_memory_allocated(device), module.max_memory_reserved(device)

@@ -68,11 +68,14 @@ class InputWait:
     queue lags behind the host: it is idle only if its queue is empty when the batch arrives. This is checked without
     synchronizing. The wait is then counted from the request for the batch, which overestimates it by the work that was
     still queued at that moment.
+
+    Args:
+        queue: the device, if it has a queue.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, queue: torch.device | None) -> None:
         self.seconds = 0.0
-        self._last_step = torch.Event(device.torch_device) if device.has_queue else None
+        self._last_step = torch.Event(queue) if queue is not None else None
         self._is_recorded = False
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:

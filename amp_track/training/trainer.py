@@ -78,7 +78,7 @@ class Trainer:
         )
         self._precision = Precision.named(job.precision)
         self._phase = "data"
-        self._input_wait = InputWait(device)
+        self._input_wait = InputWait(device.torch_device if device.has_queue else None)
         self._evaluation_clock = TrainingClock(device, warm_up_steps=1)
         self._evaluation: EvalTotals | None = None
         """The last evaluation of a training."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -246,6 +247,38 @@ def test_an_error_of_the_watch_never_reaches_the_training(caplog: pytest.LogCapt
     untouched.run(30)
     for name, parameter in untouched.model.named_parameters():
         torch.testing.assert_close(loop.model.get_parameter(name), parameter)
+
+
+def test_a_copy_of_a_watched_model_is_not_watched() -> None:
+    loop = Loop()
+    with amp_track.watch(loop.scaler, loop.optimizer, model=loop.model, log=False) as watched:
+        average = torch.optim.swa_utils.AveragedModel(loop.model)
+        pickle.loads(pickle.dumps((loop.model, loop.optimizer, loop.scaler)))
+        loop.run(10)
+        average.update_parameters(loop.model)
+        for _ in range(20):
+            average(torch.randn(1000, 16))
+    assert watched._samples == 8 * (10 - 4), "after the warm-up, and without the last one"
+
+
+def test_a_device_that_fails_does_not_hide_why_the_training_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop()
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def train() -> None:
+        with amp_track.watch(loop.scaler, loop.optimizer, log=False) as watched:
+            loop.run(3)
+            monkeypatch.setattr(watched, "_read", fails)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert "device-side assert" in caplog.text
+    assert type(loop.scaler) is GradScaler
 
 
 def test_a_scaler_is_watched_once_at_a_time() -> None:

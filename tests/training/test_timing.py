@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from amp_track.training.devices.open import open_device
 from amp_track.training.timing import InputWait
 
 
@@ -16,7 +15,7 @@ def slow(batches: int, seconds: float) -> Iterator[list[int]]:
 
 
 def test_a_cpu_waits_for_all_the_time_that_batches_take() -> None:
-    wait = InputWait(open_device("cpu"))
+    wait = InputWait(None)
     trained_on = []
     steps_seconds = 0.0
     begun = time.perf_counter()
@@ -46,7 +45,7 @@ def test_no_batch_is_kept_while_the_next_is_loaded() -> None:
             del batch
 
     seen = 0
-    for batch in InputWait(open_device("cpu")).timed(batches()):
+    for batch in InputWait(None).timed(batches()):
         seen += 1
         del batch
     assert seen == 3
@@ -54,7 +53,7 @@ def test_no_batch_is_kept_while_the_next_is_loaded() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_that_is_still_computing_does_not_wait(cuda: torch.device) -> None:
-    wait = InputWait(open_device(str(cuda)))
+    wait = InputWait(cuda)
     matrix = torch.randn(8192, 8192, device=cuda)
     for _ in wait.timed(slow(5, 0.001)):
         for _ in range(20):
@@ -62,7 +61,7 @@ def test_a_gpu_that_is_still_computing_does_not_wait(cuda: torch.device) -> None
         wait.step_submitted()
     torch.cuda.synchronize(cuda)
     assert wait.seconds < 0.005, "only the first batch was waited for"
-    idle = InputWait(open_device(str(cuda)))
+    idle = InputWait(cuda)
     for _ in idle.timed(slow(5, 0.02)):
         torch.tanh(matrix[:8, :8])
         idle.step_submitted()
