@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.loggers import MLFlowLogger
 
 from amp_track.integrations.watch import Watch, watch
@@ -19,12 +20,12 @@ class AmpTrackCallback(pl.Callback):
     continued.
 
     Args:
-        **settings: `run_id`, `tracking_uri`, `log` and `log_every_seconds` of `amp_track.watch`.
+        **settings: `run_id`, `tracking_uri`, `log`, `log_every_seconds` and `diagnose_every` of `amp_track.watch`.
     """
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
-        self._first_step = 0
+        self._state: dict[str, Any] = {}
         self.watch: Watch | None = None
         """The Watch of the last fit; None before it, and in other processes than the first."""
 
@@ -36,16 +37,26 @@ class AmpTrackCallback(pl.Callback):
         run: dict[str, Any] = {}
         if logger is not None and logger.run_id is not None:
             run = {"run_id": logger.run_id, "tracking_uri": logger.experiment.tracking_uri}
-        settings = run | self._settings
-        self.watch = watch(trainer.scaler, trainer.optimizers, first_step=self._first_step, **settings)
+        if self._settings.get("diagnose_every") is not None:
+            run["model"] = pl_module
+        self.watch = watch(trainer.scaler, trainer.optimizers, state=self._state, **(run | self._settings))
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Begin the diagnosis of a step."""
+        if self.watch is not None:
+            self.watch.begin_step()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the samples of the batch."""
+        """Count the samples of the batch, and losses that are inf or NaN."""
         if self.watch is not None:
             first = next(tensors(batch), None)
-            self.watch.step(len(first) if first is not None and first.dim() else 0)
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            samples = len(first) if first is not None and first.dim() else 0
+            self.watch.step(samples, loss=loss if isinstance(loss, torch.Tensor) else None)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the evaluation out of samples/s."""
@@ -63,9 +74,9 @@ class AmpTrackCallback(pl.Callback):
             self.watch.close(exception)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps, for a checkpoint."""
-        return {"steps": self.watch.steps if self.watch is not None else self._first_step}
+        """Return the history, for a checkpoint."""
+        return self.watch.state_dict() if self.watch is not None else self._state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue to count the steps of a checkpoint."""
-        self._first_step = state_dict["steps"]
+        """Continue the history of a checkpoint."""
+        self._state = state_dict

@@ -13,10 +13,11 @@ class AmpTrackCallback(TrainerCallback):
     """Watches a training, as `amp_track.watch` does: `Trainer(..., callbacks=[AmpTrackCallback()])`.
 
     It logs to the active run of MLflow, which is that of transformers' own MLflowCallback, or to a new one. Of several
-    processes, the first one watches. If `auto_find_batch_size` starts again, so does the watch.
+    processes, the first one watches. If `auto_find_batch_size` starts again, so does the watch. transformers tells
+    callbacks of no exception: `callback.watch.close()` logs what happened until then.
 
     Args:
-        **settings: `run_id`, `tracking_uri`, `log` and `log_every_seconds` of `amp_track.watch`.
+        **settings: `run_id`, `tracking_uri`, `log`, `log_every_seconds` and `diagnose_every` of `amp_track.watch`.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -37,7 +38,7 @@ class AmpTrackCallback(TrainerCallback):
             getattr(optimizer, "scaler", None),
             optimizer,
             model=kwargs["model"],
-            first_step=state.global_step,
+            state={"steps": state.global_step},
             **self._settings,
         )
 

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from amp_track.records.errors import summary
 from amp_track.records.events import StepsRecorded
-from amp_track.records.metrics import SCALE
+from amp_track.records.metrics import NON_FINITE_LOSSES, SCALE, logged_metrics
 from amp_track.records.result import JobResult, JobStatus, LayerGradients, NonFiniteLosses, ScaleReport
 from amp_track.report.train import explain
 from amp_track.stores import addresses
@@ -68,8 +69,8 @@ def watch(
     tracking_uri: str | None = None,
     log: bool = True,
     log_every_seconds: float = 10.0,
-    first_step: int = 0,
     diagnose_every: int | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Watch:
     """Watch a training loop, until the end of a `with` block or until `close`.
 
@@ -85,29 +86,29 @@ def watch(
     Args:
         scaler: the GradScaler of the loop; a disabled one counts as none.
         optimizers: one, several, or several by name. Others that the scaler steps are found by themselves.
-        model: the module whose training forward passes are counted for samples/s, by the first dimension of its first
-            tensor; forward passes in evaluation are left out. Call `Watch.step` instead if it runs several times for
-            each batch.
+        model: the module whose forward passes in training mode are counted for samples/s, by the first dimension of its
+            first tensor; evaluations are left out. If it is compiled, give what `torch.compile` returned. If it runs
+            several times for each batch, tell the samples to `Watch.step`, which then count instead.
         run_id: the MLflow run to log to. Default: the active run, or else a new one.
         tracking_uri: the store of that run. Default: MLflow's own, if it has been imported, or MLFLOW_TRACKING_URI, or
             the file mlflow.db.
         log: whether to log to MLflow at all; otherwise only the attributes of the Watch tell.
         log_every_seconds: how often the changes of the scale are logged on the way.
-        first_step: the number of steps before this training, which is resumed.
         diagnose_every: N; count overflow and underflow of the gradients in every layer of `model` at every N-th step,
             as `train --grad-stats-every` does. A diagnosed step waits for the device.
+        state: what `Watch.state_dict` returned when the checkpoint was saved from which this training resumes.
 
     Raises:
-        ValueError: another watch, TrainStep or ScaleHistory has this scaler; or `diagnose_every` is given without a
-            model.
+        ValueError: another watch, TrainStep or ScaleHistory has this scaler; `diagnose_every` is given without a model;
+            or the database has no such run.
     """
     watched = Watch(
         scaler,
         optimizers,
         model=model,
-        first_step=first_step,
         log_every_seconds=log_every_seconds,
         diagnose_every=diagnose_every,
+        state=state or {},
     )
     if log and _is_first_rank():
         watched.log_to(run_id, tracking_uri)
@@ -137,45 +138,31 @@ class Watch:
         optimizers: Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None,
         *,
         model: nn.Module | None,
-        first_step: int,
         log_every_seconds: float,
         diagnose_every: int | None,
+        state: Mapping[str, Any],
     ) -> None:
         if diagnose_every is not None and model is None:
             raise ValueError("diagnose_every needs the model whose layers to diagnose. Give model=.")
         self.is_watching = True
         """False after `close`, and after an error of the watch itself."""
         named = _named(optimizers)
-        parameters = (
-            parameter for one in named.values() for group in one.param_groups for parameter in group["params"]
-        )
-        first = next(parameters, None)
+        parameters = [each for one in named.values() for group in one.param_groups for each in group["params"]]
+        parameters += model.parameters() if model is not None else []
         accelerator = torch.accelerator.current_accelerator(check_available=True)
-        self.device = first.device if first is not None else accelerator or torch.device("cpu")
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._diagnosis = (
-            GradientDiagnosis(model, diagnose_every, outputs=not hasattr(model, "_orig_mod"))  # unless compiled
-            if model is not None and diagnose_every is not None
-            else None
-        )
-        self._diagnosed = DiagnosisTotals()
-        self._looks: tuple[LayerGradients, ...] = ()
-        self._looking: ExitStack | None = None
-        """Open from the first forward pass of a step that is diagnosed until its gradients are unscaled."""
-        self._own = {id(parameter) for parameter in model.parameters()} if model is not None else set()
-        self._history = (
-            ScaleHistory(self._scaler, named, on_error=self.stop, before_step=self._look)
-            if self._scaler is not None
-            else None
-        )
-        self._changes = [(first_step, self._history.scale)] if self._history is not None else []
-        self._skipped: list[int] = []
-        self._skipped_by: dict[str, list[int]] = {}
-        self._first_step, self._logged = first_step, 0
+        self.device = parameters[0].device if parameters else accelerator or torch.device("cpu")
+        self._first_step: int = state.get("steps", 0)
+        self._changes: list[tuple[int, float]] = [(step, scale) for step, scale in state.get("changes", [])]
+        self._skipped: list[int] = list(state.get("skipped_steps", []))
+        self._skipped_by: dict[str, list[int]] = {
+            name: list(steps) for name, steps in state.get("skipped_by", {}).items()
+        }
+        self._logged = len(self._changes)
         self._calls: Counter[int] = Counter()
         self._losses = ScalarLog()
         self._loss_steps: list[int] = []
         self._non_finite: list[int] = []
+        self._has_loss = self._is_told_samples = False
         self._samples, self._marks, self._previous = 0, 0, 0
         self._spans: list[tuple[Any, Any]] = []
         self._open: Any = None
@@ -185,16 +172,37 @@ class Watch:
         self._log_every_seconds = log_every_seconds
         self._stack = ExitStack()
         self._logged_to: tuple[Run, Curves] | None = None
+        self._writer: ThreadPoolExecutor | None = None
         self._result: JobResult | None = None
+        self._diagnosis = (
+            GradientDiagnosis(model, diagnose_every, outputs=not hasattr(model, "_orig_mod"))  # unless compiled
+            if model is not None and diagnose_every is not None
+            else None
+        )
+        self._diagnosed = DiagnosisTotals()
+        self._looks: tuple[LayerGradients, ...] = ()
+        self._looking: ExitStack | None = None
+        """Open from the start of a step that is diagnosed until its gradients are unscaled."""
+        self._own = {id(parameter) for parameter in model.parameters()} if model is not None else set()
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        stepped, look = _weakly(self._stepped), _weakly(self._look)
+        self._history = (
+            ScaleHistory(self._scaler, named, on_error=_weakly(self.stop), before_step=look)
+            if self._scaler is not None
+            else None
+        )
+        if self._history is not None and not self._changes:
+            self._changes = [(self._first_step, self._history.scale)]
         self._has_fused_momentum = self._scaler is not None and any(map(has_fused_momentum, named.values()))
         if self._has_fused_momentum:
             _log.warning("%s", _FUSED_MOMENTUM)
-        self._hooks: list[Any] = [one.register_step_post_hook(self._stepped) for one in named.values()]
-        self._hooks = self._hooks or [register_optimizer_step_post_hook(self._stepped)]
+        self._hooks: list[Any] = [one.register_step_post_hook(stepped) for one in named.values()]
+        self._hooks = self._hooks or [register_optimizer_step_post_hook(stepped)]
         if self._diagnosis is not None and self._scaler is None:
-            self._hooks.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self._look(optimizer)))
+            self._hooks.append(register_optimizer_step_pre_hook(look))
         if model is not None:
             self._hooks.append(model.register_forward_pre_hook(_ForwardHook(self), with_kwargs=True))
+        weakref.finalize(self, _remove, self._hooks)
 
     def __enter__(self) -> Watch:
         return self
@@ -208,8 +216,17 @@ class Watch:
         """Log to an MLflow run: the given one, the active one, or else a new one. A failure is only logged."""
         try:
             self._stack.enter_context(self._logging(run_id, tracking_uri))
+        except _NoSuchRun:
+            self.discard()
+            raise
         except Exception as error:
-            _log.warning("amp_track.watch does not log to MLflow: %s", summary(error))
+            self._stop_logging(error)
+
+    def _stop_logging(self, error: Exception) -> None:
+        """Go on without MLflow."""
+        if self._logged_to is not None or self._writer is None:
+            _log.warning("amp_track.watch does not log to MLflow any more: %s", summary(error))
+        self._logged_to = None
 
     @contextmanager
     def _logging(self, run_id: str | None, tracking_uri: str | None) -> Iterator[None]:
@@ -222,13 +239,21 @@ class Watch:
         if tracking_uri is None and mlflow is not None:
             tracking_uri = mlflow.get_tracking_uri()
         address = addresses.tracking_address(tracking_uri)
+        if address.kind not in ("sqlite", "http", "server"):
+            raise ValueError(f"it needs a database or a tracking server, not {address.url}; set tracking_uri")
         tracker = Tracker(address.url, outbox_folder=address.outbox_folder, resumes=run_id is not None)
+        if run_id is not None and address.kind == "sqlite" and not tracker.exists(run_id):
+            raise _NoSuchRun(f"run_id: got {run_id!r}, expected a run in {address.url}")
         tags = {"amp_track.kind": "watch"}
         with tracker.attached_run(run_id) if run_id is not None else tracker.run("watched training", tags=tags) as run:
             run.tags(tags)
-            with kept_curves(run, "watched training", "", steps_per_epoch=1) as curves:
+            with (
+                kept_curves(run, "watched training", "", steps_per_epoch=1) as curves,
+                ThreadPoolExecutor(1, "amp_track watch") as self._writer,  # a busy database must not delay the training
+            ):
+                curves.add(StepsRecorded(first_step=1, losses=(), scale_changes=tuple(self._changes[: self._logged])))
                 self._logged_to = run, curves
-                self._log_changes(run, curves)
+                self._log_changes()
                 self._began = time.perf_counter()  # opening the store is no part of the training
                 yield
 
@@ -262,31 +287,49 @@ class Watch:
         return self._first_step + own
 
     def was_skipped(self) -> bool:
-        """Return whether the last step of any optimizer was skipped. Waits for the device."""
-        return self._history is not None and self._history.was_skipped()
+        """Return whether the last step of any optimizer was skipped. Waits for the device.
+
+        False where nothing is known: without a scaler, and after an error of the watch.
+        """
+        return self.is_watching and self._history is not None and self._history.was_skipped()
 
     def applied_steps(self) -> Tensor | int:
-        """Return the number of updates without an overflow: with a scaler, a tensor on the device, which counts on.
+        """Return the number of updates without an overflow since watching began.
 
-        The first call waits for the device, later ones do not.
+        With a scaler, it is a tensor on the device, which counts on. The first call waits for the device, later ones do
+        not.
         """
-        return self._history.applied_steps() if self._history is not None else self.steps
+        return self._history.applied_steps() if self._history is not None else self.steps - self._first_step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the history, for a checkpoint. Waits for the device."""
+        self._read()
+        return {
+            "steps": self.steps,
+            "changes": self._changes,
+            "skipped_steps": self._skipped,
+            "skipped_by": self._skipped_by,
+        }
 
     @_safely
     def step(self, samples: int = 0, *, loss: Tensor | None = None) -> None:
         """Tell that a batch was trained on: its samples, for samples/s, and its loss, of which inf and NaN are counted.
 
-        The loss must not be changed in place afterwards.
+        Call it after the optimizer step. The loss must not be changed in place afterwards.
         """
         if loss is not None:
+            self._has_loss = True
             self._losses.append(loss.detach())
             self._loss_steps.append(self.steps)
         if samples:
+            if not self._is_told_samples:  # what the forward passes have counted does not count
+                self._is_told_samples, self._samples, self._marks, self._spans = True, 0, 0, []
+                self._open = self._last = None
             self._mark(samples)
         self._log_now_and_then()
 
     def pause(self) -> None:
-        """Leave out of samples/s what follows, such as an evaluation, until `resume` or the next training batch."""
+        """Leave out of samples/s what follows, such as an evaluation, until the next training batch."""
         if self._open is not None and self._last is not None:
             self._spans.append((self._open, self._last))
         self._open = self._last = None
@@ -361,7 +404,7 @@ class Watch:
         """Stop watching without logging a result: the training starts again."""
         self.is_watching = False
         self._detach()
-        self._stack.pop_all()
+        self._stack.close()
 
     def stop(self, error: Exception) -> None:
         """Stop watching because of an error of the watch itself. The training goes on."""
@@ -373,31 +416,38 @@ class Watch:
     def _detach(self) -> None:
         if self._looking is not None:
             self._looking.close()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        _remove(self._hooks)
         if self._history is not None and self._scaler is not None:
             self._history.close(self._scaler)
 
+    @_safely
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._calls[id(optimizer)] += 1
         self._wait.step_submitted()
-
-    @_safely
-    def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not module.training or not torch.is_grad_enabled():
-            self.pause()
-            return
-        if self._diagnosis is not None and self._looking is None and self._diagnosis.is_due(self.steps + 1):
-            self._looking = ExitStack()
-            self._looking.enter_context(self._diagnosis.watching())
-        self._mark(self._previous)
-        first = next(tensors((args, kwargs)), None)
-        self._previous = len(first) if first is not None and first.dim() else 0
         self._log_now_and_then()
 
     @_safely
-    def _look(self, optimizer: Optimizer) -> None:
+    def begin_step(self) -> None:
+        """Begin the diagnosis of the next step, if it is due. The forward pass of the watched model does it, too."""
+        if self._diagnosis is not None and self._looking is None and self._diagnosis.is_due(self.steps + 1):
+            self._looking = ExitStack()
+            self._looking.enter_context(self._diagnosis.watching())
+
+    @_safely
+    def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not module.training:
+            self.pause()
+        if not module.training or not torch.is_grad_enabled() or getattr(module, "_is_replica", False):
+            return
+        self.begin_step()
+        if self._is_told_samples:
+            return
+        self._mark(self._previous)
+        first = next(tensors((args, kwargs)), None)
+        self._previous = len(first) if first is not None and first.dim() else 0
+
+    @_safely
+    def _look(self, optimizer: Optimizer, *_: Any) -> None:
         """Count the gradients of a step that is diagnosed, before they are unscaled."""
         if self._looking is None or self._diagnosis is None:
             return
@@ -444,31 +494,69 @@ class Watch:
 
     def _log_now_and_then(self) -> None:
         now = time.perf_counter()
-        if self._logged_to is not None and now - self._last_logged > self._log_every_seconds:
+        if now - self._last_logged > self._log_every_seconds:
             self._last_logged = now
             self._read(wait=False)
-            self._log_changes(*self._logged_to)
+            self._log_changes()
 
-    def _log_changes(self, run: Run, curves: Curves) -> None:
-        changes, self._logged = self._changes[self._logged :], len(self._changes)
-        for step, scale in changes:
-            run.metric(SCALE, scale, step)
-        curves.add(StepsRecorded(first_step=1, losses=(), scale_changes=tuple(changes)))
-        run.flush()
+    def _log_changes(self) -> None:
+        """Let the writer's thread log the changes that have arrived."""
+        if self._logged_to is None or self._writer is None:
+            return
+        changes, self._logged = tuple(self._changes[self._logged :]), len(self._changes)
 
-    @_safely
+        def write(run: Run, curves: Curves) -> None:
+            try:
+                for step, scale in changes:
+                    run.metric(SCALE, scale, step)
+                curves.add(StepsRecorded(first_step=1, losses=(), scale_changes=changes))
+                run.flush()
+            except Exception as error:
+                self._stop_logging(error)
+
+        self._writer.submit(write, *self._logged_to)
+
     def _log_result(self, result: JobResult) -> None:
+        self._log_changes()
+        if self._writer is not None:
+            self._writer.shutdown(wait=True)
         if self._logged_to is None:
             return
         run, curves = self._logged_to
-        self._log_changes(run, curves)
-        run.event(StepsRecorded(first_step=1, losses=(), diagnosed=self._looks), "")
-        run.job_result(result)
+        if result.scale is not None and self._changes[-1][0] != result.steps:
+            run.metric(SCALE, result.scale.final, result.steps)
+            curves.add(StepsRecorded(first_step=1, losses=(), scale_changes=((result.steps, result.scale.final),)))
+        for name, value in logged_metrics(result).items():
+            if name != NON_FINITE_LOSSES or self._has_loss:
+                run.metric(name, value)
+        if self._history is not None and len(self._history.names) > 1:
+            for name in self._history.names:
+                run.metric(f"amp/skipped_steps/{name}", len(self._skipped_by.get(name, ())))
+        if self._looks:
+            run.event(StepsRecorded(first_step=1, losses=(), diagnosed=self._looks), "")
+            run.diagnosed()
         if advice := self.advice():
             run.tags({"amp_track.advice": "\n".join(advice)})
-        if len(self._skipped_by) > 1:
-            for name, steps in self._skipped_by.items():
-                run.metric(f"amp/skipped_steps/{name}", len(steps))
+
+
+class _NoSuchRun(ValueError):
+    """The given run is not in the database."""
+
+
+def _weakly(method: Any) -> Callable[..., None]:
+    """Return a function that calls a bound method as long as its object lives."""
+    weak = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        if (alive := weak()) is not None:
+            alive(*arguments)
+
+    return call
+
+
+def _remove(hooks: list[Any]) -> None:
+    while hooks:
+        hooks.pop().remove()
 
 
 class _ForwardHook:
@@ -478,6 +566,8 @@ class _ForwardHook:
         self._watch = weakref.ref(watch) if watch is not None else None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():  # a model whose compiled forward pass was made before is not seen
+            return
         if self._watch is not None and (watch := self._watch()) is not None:
             watch._forward(module, args, kwargs)
 
@@ -487,17 +577,20 @@ class _ForwardHook:
 
 def _named(optimizers: Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None) -> dict[str, Optimizer]:
     """Return torch's optimizers by name, without the wrappers of accelerate and Lightning."""
-    if isinstance(optimizers, Mapping):
-        return {name: _without_wrapper(each) for name, each in optimizers.items()}
-    listed = [] if optimizers is None else list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
-    names = ["optimizer"] if len(listed) == 1 else [f"optimizer{index}" for index in range(len(listed))]
-    return {name: _without_wrapper(each) for name, each in zip(names, listed, strict=True)}
+    if not isinstance(optimizers, Mapping):
+        listed = [] if optimizers is None else list(optimizers) if isinstance(optimizers, Sequence) else [optimizers]
+        names = ["optimizer"] if len(listed) == 1 else [f"optimizer{index}" for index in range(len(listed))]
+        optimizers = dict(zip(names, listed, strict=True))
+    named = {name: _without_wrapper(each) for name, each in optimizers.items()}
+    if strange := [type(each).__name__ for each in named.values() if not isinstance(each, Optimizer)]:
+        _log.warning("amp_track.watch does not watch %s, which is no torch.optim.Optimizer.", ", ".join(strange))
+    return {name: each for name, each in named.items() if isinstance(each, Optimizer)}
 
 
-def _without_wrapper(optimizer: Any) -> Optimizer:
-    while type(optimizer).__name__ in ("AcceleratedOptimizer", "LightningOptimizer"):
+def _without_wrapper(optimizer: Any) -> Any:
+    while type(optimizer).__name__ in ("AcceleratedOptimizer", "LightningOptimizer", "DeepSpeedOptimizerWrapper"):
         optimizer = optimizer.optimizer
-    return optimizer  # type: ignore[no-any-return]
+    return optimizer
 
 
 def _is_first_rank() -> bool:
@@ -510,7 +603,7 @@ def _now(device: torch.device, event: Any = None) -> Any:
     if device.type in _WITHOUT_QUEUE:
         return time.perf_counter()
     event = event or torch.Event(device, enable_timing=True)
-    event.record()
+    event.record(torch.accelerator.current_stream(device))
     return event
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from amp_track.records.result import JobResult
 from amp_track.records.units import MEBIBYTE
 
+NON_FINITE_LOSSES = "train/non_finite_losses"
 LOGGED_METRICS = {
     "time/wall_s": "wall_seconds",
     "time/train_s": "train_seconds",
@@ -30,7 +31,7 @@ LOGGED_METRICS = {
     "detail/diagnosis_s": "diagnosis.seconds",
     "train/steps": "steps",
     "train/optimizer_steps": "optimizer_steps",
-    "train/non_finite_losses": "non_finite_batches",
+    NON_FINITE_LOSSES: "non_finite_batches",
     "amp/skipped_steps": "skipped_steps",
     "amp/final_scale": "scale.final",
 }

@@ -117,7 +117,12 @@ class Run:
             last_step, last_scale = job_result.scale.history[-1]
             if last_scale == job_result.scale.history[-2][1]:  # else it was logged as a change
                 self.metric(names.SCALE, last_scale, last_step)
-        if job_result.diagnosis is not None and self._diagnosed:
+        if job_result.diagnosis is not None:
+            self.diagnosed()
+
+    def diagnosed(self) -> None:
+        """Store the table of the diagnosed layers, if there are any."""
+        if self._diagnosed:
             self.table("diagnosis.json", _columns(self._diagnosed))
 
     def _diagnosis(self, looks: Sequence[LayerGradients]) -> None:

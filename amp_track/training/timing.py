@@ -75,6 +75,7 @@ class InputWait:
 
     def __init__(self, queue: torch.device | None) -> None:
         self.seconds = 0.0
+        self._queue = queue
         self._last_step = torch.Event(queue) if queue is not None else None
         self._is_recorded = False
 
@@ -84,7 +85,7 @@ class InputWait:
 
     def step_submitted(self) -> None:
         if self._last_step is not None:
-            self._last_step.record()
+            self._last_step.record(torch.accelerator.current_stream(self._queue))
             self._is_recorded = True
 
     def batch_arrived(self, seconds: float) -> None:

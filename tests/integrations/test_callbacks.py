@@ -37,10 +37,9 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mlflow.M
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     uri = f"sqlite:///{tmp_path}/theirs.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(uri)
     yield mlflow.MlflowClient(uri)
-    mlflow.set_tracking_uri(before)
+    mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # MLFlowLogger sets it, too
 
 
 class Module(pl.LightningModule):
@@ -110,12 +109,12 @@ def fit(module: Module, callback: LightningCallback, *, checkpoint: str | None =
     return trainer
 
 
-def scales_of(callback: LightningCallback | TransformersCallback, first_step: int = 0) -> list[float]:
+def scales_of(callback: LightningCallback | TransformersCallback) -> list[float]:
     """Return the scale after each step."""
     assert callback.watch is not None
     changes, found = dict(callback.watch.scale_history), []
     scale = callback.watch.scale_history[0][1]
-    for step in range(first_step + 1, callback.watch.steps + 1):
+    for step in range(1, callback.watch.steps + 1):
         found.append(scale := changes.get(step, scale))
     return found
 
@@ -163,8 +162,28 @@ def test_a_checkpoint_continues_the_history(tmp_path: Path) -> None:
     again, module = LightningCallback(log=False), Module()
     fit(module, again, checkpoint=str(tmp_path / "last.ckpt"), max_epochs=2)
     assert again.watch is not None
-    assert (again.watch.scale_history[0], again.watch.steps) == ((50, scales_of(callback)[-1]), 100)
-    assert scales_of(again, 50) == module.truth
+    assert again.watch.steps == 100
+    assert scales_of(again) == [*scales_of(callback), *module.truth]
+
+
+def test_a_fit_is_diagnosed_and_its_losses_are_counted(client: mlflow.MlflowClient) -> None:
+    class Diverges(Module):
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return super().training_step(batch, index) * (math.nan if index == 7 else 1.0)
+
+    callback = LightningCallback(diagnose_every=10)
+    fit(Diverges(), callback, max_epochs=1)
+    assert callback.watch is not None
+    result = callback.watch.result()
+    assert result.non_finite_losses is not None
+    assert (result.non_finite_losses.batches, result.non_finite_losses.first_step) == (1, 8)
+    assert result.diagnosis is not None
+    assert (result.diagnosis.steps, {layer.layer for layer in result.diagnosis.layers}) == (
+        5,
+        {"net.0", "net.1", "net.2"},
+    )
+    assert callback.watch.run_id is not None
+    assert "diagnosis.json" in {file.path for file in client.list_artifacts(callback.watch.run_id)}
 
 
 def test_a_fit_that_fails_keeps_what_happened(client: mlflow.MlflowClient) -> None:

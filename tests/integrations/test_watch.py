@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import pickle
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +68,12 @@ class Loop:
 
 
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mlflow.MlflowClient]:
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mlflow.MlflowClient:
     """MLflow's own store of a test, as a training sets it."""
     monkeypatch.chdir(tmp_path)
     uri = f"sqlite:///{tmp_path}/theirs.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(uri)
-    yield mlflow.MlflowClient(uri)
-    mlflow.set_tracking_uri(before)
+    return mlflow.MlflowClient(uri)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -204,13 +203,16 @@ def test_a_training_without_a_step_is_logged_too(client: mlflow.MlflowClient) ->
 def test_a_resumed_training_goes_on_in_its_history(client: mlflow.MlflowClient) -> None:
     loop = Loop()
     with mlflow.start_run() as run:
-        for first_step in (0, 50):
-            with amp_track.watch(loop.scaler, loop.optimizer, first_step=first_step) as watched:
+        state: dict[str, Any] = {}
+        for _ in range(2):
+            with amp_track.watch(loop.scaler, loop.optimizer, state=state) as watched:
                 loop.run(50, watched)
-    history = {(each.step, each.value) for each in client.get_metric_history(run.info.run_id, "amp/scale")}
-    assert history >= {(0, 2.0**10), *loop.scales}
-    assert watched.skipped_steps == (77,)
-    assert watched.result().steps == 100
+                state = watched.state_dict()
+    history = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, "amp/scale")]
+    assert set(history) >= {(0, 2.0**10), *loop.scales}
+    assert watched.skipped_steps == OVERFLOWS
+    metrics = client.get_run(run.info.run_id).data.metrics
+    assert (metrics["train/steps"], metrics["amp/skipped_steps"], metrics["train/optimizer_steps"]) == (100, 4, 96)
 
 
 def test_a_server_that_does_not_answer_loses_nothing(
@@ -423,3 +425,115 @@ def test_accelerate_says_wrong_what_the_watch_says_right(fused: bool, caplog: py
             said += [step] * accelerator.optimizer_step_was_skipped
     assert watched.skipped_steps == OVERFLOWS
     assert said == ([] if fused else list(OVERFLOWS)), "accelerate#4242"
+
+
+def test_a_busy_database_neither_delays_nor_ends_what_is_recorded(
+    client: mlflow.MlflowClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop()
+    with mlflow.start_run() as run:
+        watched = amp_track.watch(loop.scaler, loop.optimizer, log_every_seconds=0.0)
+        with closing(sqlite3.connect(tmp_path / "theirs.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # nobody else can write
+            started = time.perf_counter()
+            loop.run(100, watched)
+            assert time.perf_counter() - started < 5, "MLflow waits for about 20 s"
+            other.execute("COMMIT")
+        watched.close()
+    assert watched.skipped_steps == OVERFLOWS
+    assert client.get_run(run.info.run_id).data.metrics["amp/skipped_steps"] == 4
+    assert "any more" not in caplog.text
+
+
+def test_without_a_call_in_the_loop_it_is_logged_on_the_way(client: mlflow.MlflowClient) -> None:
+    loop = Loop()
+    with mlflow.start_run() as run:
+        watched = amp_track.watch(loop.scaler, loop.optimizer, log_every_seconds=0.0)
+        loop.run(60)
+        assert watched._writer is not None
+        watched._writer.submit(lambda: None).result()
+        on_the_way = client.get_metric_history(run.info.run_id, "amp/scale")
+        watched.close()
+    assert {(0, 2.0**10), (1, 2.0**9)} <= {(each.step, each.value) for each in on_the_way}
+
+
+def test_a_run_that_does_not_exist_is_an_error_and_the_scaler_stays_free(client: mlflow.MlflowClient) -> None:
+    loop = Loop()
+    with mlflow.start_run():
+        pass
+    with pytest.raises(ValueError, match="run_id: got 'nope', expected a run in sqlite"):
+        amp_track.watch(loop.scaler, loop.optimizer, run_id="nope")
+    amp_track.watch(loop.scaler, loop.optimizer, log=False).close()
+
+
+@pytest.mark.parametrize("uri", ["file:./mlruns", "databricks"])
+def test_a_store_that_is_no_database_is_named(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop()
+    with amp_track.watch(loop.scaler, loop.optimizer, tracking_uri=uri) as watched:
+        loop.run(5, watched)
+    assert f"it needs a database or a tracking server, not {uri}" in caplog.text
+    assert watched.result().steps == 5
+
+
+def test_a_watch_that_is_deleted_leaves_nothing_behind() -> None:
+    loop = Loop()
+    watched = amp_track.watch(loop.scaler, loop.optimizer, model=loop.model, log=False)
+    loop.run(3, watched)
+    del watched
+    gc.collect()
+    assert not loop.optimizer._optimizer_step_post_hooks
+    assert not loop.model._forward_pre_hooks
+    amp_track.watch(loop.scaler, loop.optimizer, log=False).close()
+
+
+def test_what_is_no_optimizer_of_torch_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop()
+    with amp_track.watch(loop.scaler, [loop.optimizer, object()], log=False) as watched:  # type: ignore[list-item]
+        loop.run(10)
+    assert "does not watch object" in caplog.text
+    assert watched.skipped_steps == (1,)
+
+
+def test_samples_that_are_told_count_instead_of_those_of_forward_passes() -> None:
+    loop = Loop()
+    with amp_track.watch(loop.scaler, loop.optimizer, model=loop.model, log=False) as watched:
+        for _ in range(20):
+            loop.step()
+            with torch.no_grad():
+                loop.model(torch.randn(1000, 16))  # as a teacher, in training mode
+            watched.step(8)
+    assert watched._samples == 8 * (20 - 4)
+
+
+@pytest.mark.parametrize("loss", [True, False])
+def test_non_finite_losses_are_logged_only_if_losses_are_known(client: mlflow.MlflowClient, loss: bool) -> None:
+    loop = Loop()
+    with mlflow.start_run() as run, amp_track.watch(loop.scaler, {"G": loop.optimizer}) as watched:
+        for _ in range(5):
+            value = loop.step()
+            watched.step(loss=value if loss else None)
+    metrics = client.get_run(run.info.run_id).data.metrics
+    assert ("train/non_finite_losses" in metrics) == loss
+
+
+def test_each_of_several_optimizers_has_its_skipped_steps(client: mlflow.MlflowClient) -> None:
+    loop = Loop()
+    other = torch.optim.SGD(network().parameters())
+    with mlflow.start_run() as run, amp_track.watch(loop.scaler, {"G": loop.optimizer, "D": other}):
+        loop.run(50)
+    metrics = client.get_run(run.info.run_id).data.metrics
+    assert (metrics["amp/skipped_steps/G"], metrics["amp/skipped_steps/D"]) == (3, 0)
+
+
+@pytest.mark.nightly
+def test_a_compiled_model_is_counted() -> None:
+    loop = Loop()
+    loop.model = torch.compile(loop.model, fullgraph=True)  # type: ignore[assignment]
+    with amp_track.watch(loop.scaler, loop.optimizer, model=loop.model, log=False) as watched:
+        for _ in range(10):
+            with torch.autocast("cpu", torch.float16):
+                loss = loop.model(torch.randn(8, 16)).float().pow(2).mean()
+            loop.scaler.scale(loss).backward()
+            loop.scaler.step(loop.optimizer)
+            loop.scaler.update()
+    assert watched._samples == 8 * (10 - 4)

@@ -40,7 +40,7 @@ class ScalarLog:
             there, values = values, torch.empty(len(values), pin_memory=True)
             values.copy_(there, non_blocking=True)
             event = torch.Event(device)
-            event.record()
+            event.record(torch.accelerator.current_stream(device))  # by default, on the current device's stream
         self._loose = []
         self._sent.append((values, event))
 

@@ -152,10 +152,12 @@ class ScaleHistory:
         self._is_called = self._is_paused = False
         named = optimizer if isinstance(optimizer, Mapping) else {"optimizer": optimizer} if optimizer else {}
         self._adopt(scaler)
+        parameters = (p for each in named.values() for group in each.param_groups for p in group["params"])
+        kept = scaler._scale if scaler._scale is not None else next(parameters, None)
+        self._device = kept.device if kept is not None else torch.device(scaler._device)
+        self._names |= {id(each): (weakref.ref(each), name) for name, each in named.items()}
+        self._hooked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         _claim(scaler, self)
-        for name, each in named.items():
-            self._names[id(each)] = weakref.ref(each), name
-            self._hook_into(each)
 
     def __reduce__(self) -> NoReturn:
         """Reject copying and pickling: the copied scaler would have no history, and every step would be missing."""
@@ -179,6 +181,16 @@ class ScaleHistory:
                 history._is_called = True
 
         weakref.finalize(self, optimizer.register_step_pre_hook(before_step).remove)
+        self._hooked.add(optimizer)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the optimizers that are known so far."""
+        return tuple(name for _, name in self._names.values())
+
+    def _known_name(self, key: int) -> str:
+        """Return an optimizer's name; a general one if it was unscaled before the recording began."""
+        return self._names[key][1] if key in self._names else "optimizer"
 
     def _note(self, optimizer: Optimizer) -> None:
         """Name an optimizer that the scaler is about to unscale or to step."""
@@ -202,6 +214,8 @@ class ScaleHistory:
         Returns:
             True if the gradients overflowed; for a fused optimizer a tensor on the device, above 0 if they did.
         """
+        if optimizer not in self._hooked:
+            self._hook_into(optimizer)
         self._is_called = False
         scaler.step(optimizer)
         scaler.update()
@@ -218,8 +232,7 @@ class ScaleHistory:
         """
         if self._applied is None:
             self._replay_all(wait=True)
-            device = next((each.device for tensors in self._last_found.values() for each in tensors), None)
-            self._applied = torch.tensor(self.optimizer_steps, device=device)
+            self._applied = torch.tensor(self.optimizer_steps, device=self._device)
         return self._applied
 
     def reset(self, scaler: GradScaler) -> None:
@@ -273,7 +286,7 @@ class ScaleHistory:
             is_set=is_set,
             new_scale=None if isinstance(new_scale, Tensor) else new_scale,
             has_new_scale=has_new_scale,
-            found=tuple((self._names[key][1], len(tensors), states[key][1]) for key, tensors in found.items()),
+            found=tuple((self._known_name(key), len(tensors), states[key][1]) for key, tensors in found.items()),
             rule=(scaler._growth_factor, scaler._backoff_factor, scaler._growth_interval),
         )
         return recorded, logged, found
