@@ -35,7 +35,7 @@ class ScalarLog:
         if not self._loose:
             return
         device = self._loose[-1].device
-        values, event = torch.stack([each.to(device, torch.float32).reshape(()) for each in self._loose]), None
+        values, event = torch.stack([_number(each, device) for each in self._loose]), None
         if device.type not in ("cpu", "mps"):  # MPS has no pinned memory
             there, values = values, torch.empty(len(values), pin_memory=True)
             values.copy_(there, non_blocking=True)
@@ -70,3 +70,10 @@ class ScalarLog:
     def clear(self) -> None:
         self._loose = []
         self._sent.clear()
+
+
+def _number(scalar: Tensor, device: torch.device) -> Tensor:
+    """Return a scalar as a float32 tensor without dimensions on the device: most are one, and need no operation."""
+    if scalar.dtype is torch.float32 and not scalar.dim() and scalar.device == device:
+        return scalar
+    return scalar.to(device, torch.float32).reshape(())

@@ -270,13 +270,10 @@ class ScaleHistory:
         self, scaler: GradScaler, new_scale: float | Tensor | None
     ) -> tuple[_Update, list[Tensor], dict[int, list[Tensor]]]:
         """Return what an update is about to do, with its scalars: the update itself changes some of them."""
-        states = {
-            key: (list(state["found_inf_per_device"].values()), state["stage"] is OptState.STEPPED)
-            for key, state in scaler._per_optimizer_states.items()
-            if state["found_inf_per_device"]
-        }
-        found = {key: tensors for key, (tensors, _) in states.items()}
-        if sum(map(len, found.values())) > 1:  # update adds all others to the first, in place
+        states = scaler._per_optimizer_states
+        found = {key: list(each.values()) for key in states if (each := states[key]["found_inf_per_device"])}
+        if len(found) > 1 or any(len(tensors) > 1 for tensors in found.values()):
+            # update adds all others to the first, in place
             found = {key: [each.clone() for each in tensors] for key, tensors in found.items()}
         is_set = self._seen is None or _versions(scaler) != self._seen
         logged = [scaler._scale.clone(), scaler._growth_tracker.clone()] if is_set else []  # type: ignore[union-attr]
@@ -286,7 +283,10 @@ class ScaleHistory:
             is_set=is_set,
             new_scale=None if isinstance(new_scale, Tensor) else new_scale,
             has_new_scale=has_new_scale,
-            found=tuple((self._known_name(key), len(tensors), states[key][1]) for key, tensors in found.items()),
+            found=tuple(
+                (self._known_name(key), len(tensors), states[key]["stage"] is OptState.STEPPED)
+                for key, tensors in found.items()
+            ),
             rule=(scaler._growth_factor, scaler._backoff_factor, scaler._growth_interval),
         )
         return recorded, logged, found
@@ -388,12 +388,12 @@ def _claim(scaler: GradScaler, history: ScaleHistory) -> None:
         scaler.__class__ = _recorded(type(scaler))  # type: ignore[arg-type]
 
 
-def _versions(scaler: GradScaler) -> tuple[tuple[int, int], ...] | None:
+def _versions(scaler: GradScaler) -> tuple[int, int, int, int] | None:
     """Return the identity and version of the scale's tensors: others than before mean that somebody has set them.
 
     Return None if there are none yet, or if they have no version, as inference tensors.
     """
-    tensors = (scaler._scale, scaler._growth_tracker)
-    if any(tensor is None or tensor.is_inference() for tensor in tensors):
+    scale, tracker = scaler._scale, scaler._growth_tracker
+    if scale is None or tracker is None or scale.is_inference() or tracker.is_inference():
         return None
-    return tuple((id(tensor), tensor._version) for tensor in tensors if tensor is not None)
+    return id(scale), scale._version, id(tracker), tracker._version
