@@ -175,7 +175,12 @@ def _pid() -> int | None:
 
 def _ensure_running() -> None:
     CONTEXT.set_forkserver_preload([PRELOAD_MODULE])
-    resource_tracker.ensure_running()  # before blocking signals, because it unblocks them
+    # A probe ends without deleting its semaphores, such as that of tqdm. The tracker deletes them, and need not say so.
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # for its process
+    try:
+        resource_tracker.ensure_running()  # before blocking signals, because it unblocks them
+    finally:
+        sys.warnoptions.pop()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the server ignores it
     try:
         forkserver.ensure_running()
