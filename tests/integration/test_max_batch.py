@@ -63,6 +63,7 @@ def test_the_max_batch_of_a_stream_of_samples_is_exact() -> None:
     assert bytes_taken(job, "fp32", most + 1) is None
 
 
+@pytest.mark.slow
 def test_a_stream_that_ends_limits_the_batch_and_one_without_steps_is_rejected() -> None:
     job = Job(workload=STREAMED, memory_budget_bytes=64 * MEBIBYTE, steps=2, options=(("samples", "30"),))
     found = max_batch(request(job, precisions=("fp32",), confirm_steps=0)).precisions["fp32"]

@@ -246,6 +246,7 @@ def test_the_size_ratio_is_that_of_the_training(runner: JobRunner, function_job:
     assert job_result.size_ratio == pytest.approx(40 * 200 / sum([40, *(4 + index % 8 for index in range(199))]))
 
 
+@pytest.mark.slow
 def test_loader_processes_measure_the_samples(runner: JobRunner, function_job: FunctionJob, tmp_path: Path) -> None:
     """Without a memory budget, the training's own loader processes run."""
     options = ("drawing", "names"), ("log", str(tmp_path / "batches")), ("workers", "2")
