@@ -67,6 +67,14 @@ class Workload(ABC):
         """
         return default_collate(samples)
 
+    def batch_sampler(self, data: Dataset[Any], batch_size: int) -> Iterable[Sequence[int]] | None:
+        """Return the batches of an epoch, lists of indices of `data`, such as those of a sampler that groups by length.
+
+        It is iterated for each epoch, with other random numbers. Processes share each batch. Default: None, batches of
+        `batch_size` samples in a random order.
+        """
+        return None
+
     def sample_size(self, index: int) -> float | None:
         """Return the size of a training sample, such as its number of tokens.
 

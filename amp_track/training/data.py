@@ -12,7 +12,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,13 +25,14 @@ from amp_track.config.job import (
     steps_per_epoch,
     streamed_samples,
     synthetic_samples,
-    total_steps,
 )
 from amp_track.records.errors import InvalidReturnValue
 from amp_track.training.amp import random_state
 from amp_track.training.amp.tensors import batch_length, map_tensors, tensors
 from amp_track.training.sample_sizes import SampleSizes, SizesUnknown, measure, volume_of
 from amp_track.workload import Workload, first_samples, has_own_collate_fn, is_pair
+
+T = TypeVar("T")
 
 
 class Part(NamedTuple):
@@ -101,17 +102,46 @@ class Batches:
         elif self._train_data is not None:
             self.training_samples = length(self._train_data)
         self.steps_per_epoch = steps_per_epoch(job, self.training_samples)
-        self.total_steps = total_steps(job, self.training_samples)
+        self._sampler = self._own_sampler()
+        self._listed: list[list[int]] = []
+        """The batches of the current epoch, over all ranks, if the workload has its own sampler."""
+        if self._sampler is not None:
+            with random_state.seeded(job.seed):
+                self._listed = [list(batch) for batch in self._sampler]
+            steps = math.ceil(len(self._listed) / job.grad_accum)
+            self.steps_per_epoch = steps if job.epoch_steps is None else min(steps, job.epoch_steps)
+        self.total_steps = job.steps if job.steps is not None else (job.epochs or 1) * self.steps_per_epoch
         """Optimizer steps of the job."""
         full, rest = divmod(self.training_samples, self._batch_size * rank.count)
         sizes = [self._batch_size * rank.count] * full + [rest] * (rest > 0)
-        if self.steps_per_epoch * job.grad_accum < len(sizes):  # a shortened epoch keeps its last step
-            of_last_step = len(sizes) % job.grad_accum or job.grad_accum
-            sizes = [*sizes[: (self.steps_per_epoch - 1) * job.grad_accum], *sizes[-of_last_step:]]
-        self._sizes = sizes
+        self._listed = self._shortened(self._listed)
+        self._sizes = [len(batch) for batch in self._listed] or self._shortened(sizes)
         """Samples of each batch of an epoch, over all ranks."""
         self.position = Position(0, 0, self._generator.get_state())
         """The position at the start of the current epoch."""
+
+    def _own_sampler(self) -> Iterable[Sequence[int]] | None:
+        """Return the workload's own sampler of batches, if it has one. Raise InvalidReturnValue if it gives none."""
+        data = self._train_data
+        if data is None or isinstance(data, IterableDataset):
+            return None
+        sampler = self._workload.batch_sampler(data, self._batch_size * self._rank.count)
+        if sampler is None:
+            return None
+        if not any(True for _ in sampler):
+            raise InvalidReturnValue("batch_sampler() gave no batch; it must give lists of indices at each iteration")
+        self._train_sizes = None
+        if self._job.worst_batch and has_own_collate_fn(self._workload) and not self._has_worst_example:
+            self.why_as_drawn = "batch_sampler() decides which samples form a batch"
+        return sampler
+
+    def _shortened(self, batches: list[T]) -> list[T]:
+        """Return the batches of a shortened epoch, which keeps its last step; all if it is not shortened."""
+        grad_accum = self._job.grad_accum
+        if self.steps_per_epoch * grad_accum >= len(batches):
+            return batches
+        of_last_step = len(batches) % grad_accum or grad_accum
+        return [*batches[: (self.steps_per_epoch - 1) * grad_accum], *batches[-of_last_step:]]
 
     def _measure(self, train_data: Dataset[Any], eval_data: Dataset[Any]) -> None:
         try:
@@ -156,7 +186,13 @@ class Batches:
 
     def _epoch(self, steps: int, steps_done: int) -> Iterator[Part]:
         grad_accum = self._job.grad_accum
+        if self._sampler is not None:
+            with random_state.seeded(int(torch.randint(2**48, (), generator=self._generator))):
+                self._listed = self._shortened([list(batch) for batch in self._sampler])
+            self._sizes = [len(batch) for batch in self._listed]
         sizes = self._sizes[: steps * grad_accum]  # so that loader processes load nothing unused
+        if math.ceil(len(sizes) / grad_accum) < steps:  # an own sampler had more batches in the first epoch
+            sizes = list(itertools.islice(itertools.cycle(self._sizes), steps * grad_accum))
         batches = self._load(sizes, skip=steps_done * grad_accum)
         starts = range(steps_done * grad_accum, steps * grad_accum, grad_accum)
         return itertools.chain.from_iterable(self._one_step(batches, sizes[at : at + grad_accum]) for at in starts)
@@ -173,33 +209,45 @@ class Batches:
             yield self._one_step(self._load(sizes), sizes)
             return
         while True:
-            batches = self._load(sizes * steps)
+            batches = self._load(sizes * steps) if self._sampler is None else None
             for _ in range(steps):
-                yield self._one_step(batches, sizes)
+                yield self._one_step(batches if batches is not None else self._load(sizes), sizes)
 
     @property
     def has_a_second_full_step(self) -> bool:
         """True if the training makes more than one step of full batches."""
-        return self.trains_after_an_evaluation or self._sizes[0] in self._sizes[self._job.grad_accum :]
+        later = self._sizes[self._job.grad_accum :]
+        return self.trains_after_an_evaluation or (self._sizes[0] in later if self._sampler is None else bool(later))
 
     @property
     def has_smaller_batch(self) -> bool:
-        """True if the batch size does not divide the data, and the job reaches the smaller batch that ends an epoch."""
-        return self._sizes[-1] < self._sizes[0] and self.total_steps >= self.steps_per_epoch
+        """True if the batch size does not divide the data, and the job reaches the smaller batch that ends an epoch.
+
+        With the workload's own sampler, its last batch counts as one.
+        """
+        is_other = self._sizes[-1] < self._sizes[0] if self._sampler is None else len(self._sizes) > 1
+        return is_other and self.total_steps >= self.steps_per_epoch
 
     def last_step(self) -> Iterator[Part]:
         """Yield the smaller batch that ends an epoch, if any, for a probe: it may need a larger workspace."""
         sizes = self._sizes[-1:] if self.has_smaller_batch else []
-        return self._one_step(self._load(sizes), sizes)
+        return self._one_step(self._load(sizes, first=-1), sizes)
 
-    def _load(self, sizes: Sequence[int], *, skip: int = 0) -> Iterator[Any]:
-        """Yield this rank's part of batches of these sizes, in a new order. The first `skip` are not loaded."""
+    def _load(self, sizes: Sequence[int], *, skip: int = 0, first: int = 0) -> Iterator[Any]:
+        """Yield this rank's part of batches of these sizes, in a new order. The first `skip` are not loaded.
+
+        The workload's own sampler has drawn them already; they begin with the batch of number `first`.
+        """
         if self._train_data is None:
             return (self._first(max(self._own_samples(size), 1)) for size in sizes[skip:])
         if isinstance(self._train_data, IterableDataset):
             return self._replaced(self._streamed(self._train_data, skip), first_batch=skip)
-        order = iter(torch.randperm(self.training_samples, generator=self._generator).tolist())
-        drawn = (list(itertools.islice(order, size)) for size in sizes)
+        drawn: Iterable[list[int]]
+        if self._sampler is not None:
+            drawn = itertools.islice(itertools.cycle(self._listed[first:]), len(sizes))
+        else:
+            order = iter(torch.randperm(self.training_samples, generator=self._generator).tolist())
+            drawn = (list(itertools.islice(order, size)) for size in sizes)
         # A rank without samples in a batch repeats one of it.
         indices = (batch[self._rank.index :: self._rank.count] or batch[:1] for batch in drawn)
         chosen = self._with_largest(itertools.islice(indices, skip, None), self._train_sizes, first_batch=skip)

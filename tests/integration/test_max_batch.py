@@ -64,6 +64,18 @@ def test_the_max_batch_of_a_stream_of_samples_is_exact() -> None:
 
 
 @pytest.mark.slow
+def test_a_workload_with_its_own_batches_trains_at_its_max_batch() -> None:
+    options = (("samples", "300"), ("by_length", "true"))
+    job = Job(workload=str(WORKLOADS / "texts.py"), memory_budget_bytes=48 * MEBIBYTE, options=options, epochs=1)
+    result = max_batch(request(job, precisions=("fp32",), confirm_steps="epoch"))
+    found = result.precisions["fp32"]
+    assert found.max_batch.batch_size > 8
+    assert found.typical_max_batch is None
+    assert "batch_sampler() decides" in found.why_as_drawn
+    assert bytes_taken(job, "fp32", found.max_batch.batch_size) is not None
+
+
+@pytest.mark.slow
 def test_a_stream_that_ends_limits_the_batch_and_one_without_steps_is_rejected() -> None:
     job = Job(workload=STREAMED, memory_budget_bytes=64 * MEBIBYTE, steps=2, options=(("samples", "30"),))
     found = max_batch(request(job, precisions=("fp32",), confirm_steps=0)).precisions["fp32"]

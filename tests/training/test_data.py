@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -303,3 +304,64 @@ def test_loading_a_stream_takes_no_random_number_of_the_training() -> None:
     before = torch.get_rng_state()
     streamed(10, steps=4)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+TEXTS = str(WORKLOADS / "texts.py")
+
+
+def grouped(*, rank: Rank = ALONE, start: Position | None = None, **settings: int | bool) -> list[list[list[int]]]:
+    """Return the lengths of the texts of each batch, by epochs, of a workload that groups them by length."""
+    job = Job(workload=TEXTS, batch_size=8, **({"epochs": 2} | settings))  # type: ignore[arg-type]
+    batches = Batches(job, load_workload(TEXTS, [("samples", "200"), ("by_length", "true")]), rank)
+    return [[part.batch[0]["attention_mask"].sum(dim=1).tolist() for part in parts] for parts in batches.epochs(start)]
+
+
+def test_batches_of_an_own_sampler_are_those_of_each_epoch() -> None:
+    first, second = grouped()
+    lengths = sorted(load_workload(TEXTS, [("samples", "200")]).train_data().lengths)  # type: ignore[attr-defined]
+    for epoch in (first, second):
+        assert sorted(itertools.chain.from_iterable(epoch)) == lengths
+    assert first != second, "another order"
+    assert grouped() == [first, second]
+    assert {len(batch) for batch in first if max(batch) <= 64} >= {8}
+
+
+def test_ranks_share_each_batch_of_an_own_sampler() -> None:
+    (whole,) = grouped(epochs=1, nproc=1)
+    halves = [grouped(rank=Rank(index=index, count=2), epochs=1, nproc=2)[0] for index in range(2)]
+    assert len(halves[0]) == len(halves[1]) < len(whole)
+    lengths = sorted(itertools.chain.from_iterable([*halves[0], *halves[1]]))
+    assert lengths == sorted(itertools.chain.from_iterable(whole))
+
+
+def test_a_training_with_an_own_sampler_resumes_within_an_epoch() -> None:
+    job = Job(workload=TEXTS, batch_size=8, epochs=2)
+    batches = Batches(job, load_workload(TEXTS, [("samples", "200"), ("by_length", "true")]))
+    epochs = batches.epochs()
+    list(next(epochs))
+    next(epochs)
+    position = batches.position_after(batches.steps_per_epoch + 5)
+    assert grouped(start=position) == [grouped()[1][5:]]
+
+
+def test_a_probe_of_an_own_sampler_has_its_first_and_last_batches() -> None:
+    job = Job(workload=TEXTS, batch_size=8, epochs=2, probe=True, worst_batch=True)
+    batches = Batches(job, load_workload(TEXTS, [("samples", "200"), ("by_length", "true")]))
+    assert batches.has_smaller_batch and batches.has_a_second_full_step
+    assert batches.why_as_drawn == "batch_sampler() decides which samples form a batch"
+    steps = batches.full_steps()
+    sizes = [[part.samples for part in next(steps)] for _ in range(3)]
+    assert sizes == [[len(batches._listed[0])]] * 3
+    assert [part.samples for part in batches.last_step()] == [len(batches._listed[-1])]
+    shortened = Batches(dataclasses.replace(job, epoch_steps=3, probe=False), batches._workload)
+    assert shortened.steps_per_epoch == 3
+    assert [len(list(parts)) for parts in shortened.epochs()] == [3, 3]
+
+
+def test_an_own_sampler_must_give_a_batch(workload: Workload) -> None:
+    class Empty(type(workload)):  # type: ignore[misc]
+        def batch_sampler(self, data: Any, batch_size: int) -> list[list[int]]:
+            return []
+
+    with pytest.raises(InvalidReturnValue, match=r"batch_sampler\(\) gave no batch"):
+        batches_of(Empty(), batch_size=8)

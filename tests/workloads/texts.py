@@ -1,6 +1,7 @@
 """Texts of different lengths, padded to the longest of their batch, and a model that takes keywords."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,24 @@ class Texts(Dataset[tuple[list[int], int]]):
         return [1 + (index * 7 + place) % (VOCABULARY - 1) for place in range(self.lengths[index])], index % 2
 
 
+class ByLength:
+    """Batches of texts of similar length, in a random order; of long texts they have half as many."""
+
+    def __init__(self, data: Any, batch_size: int) -> None:
+        self.data, self.batch_size = data, batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        by_length = sorted(range(len(self.data)), key=lambda index: (self.data.lengths[index], random.random()))
+        batches, first = [], 0
+        while first < len(by_length):
+            is_long = self.data.lengths[by_length[first]] > LONGEST // 2
+            size = max(self.batch_size // 2, 1) if is_long else self.batch_size
+            batches.append(by_length[first : first + size])
+            first += size
+        random.shuffle(batches)
+        yield from batches
+
+
 class Classifier(nn.Module):
     """Returns its loss with its logits, as the models of transformers do."""
 
@@ -50,6 +69,7 @@ class TextClassifier(Workload):
     """The classes are those of even and odd indices."""
 
     samples: int = 1000
+    by_length: bool = False
     batch_size = 16
 
     def model(self) -> nn.Module:
@@ -66,6 +86,9 @@ class TextClassifier(Workload):
         input_ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in samples])
         labels = torch.tensor([label for _, label in samples])
         return {"input_ids": input_ids, "attention_mask": (input_ids > 0).long(), "labels": labels}, labels
+
+    def batch_sampler(self, data: Dataset[Any], batch_size: int) -> "ByLength | None":
+        return ByLength(data, batch_size) if self.by_length else None
 
     def loss(self, output: dict[str, Tensor], target: Tensor) -> Tensor:
         return output["loss"]
