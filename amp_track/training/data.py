@@ -115,6 +115,8 @@ class Batches:
         full, rest = divmod(self.training_samples, self._batch_size * rank.count)
         sizes = [self._batch_size * rank.count] * full + [rest] * (rest > 0)
         self._listed = self._shortened(self._listed)
+        if job.probe and job.worst_batch and _has_own_size(workload):  # the largest batches first
+            self._listed = [*sorted(self._listed, key=self._padded_size, reverse=True), *self._listed[-1:]]
         self._sizes = [len(batch) for batch in self._listed] or self._shortened(sizes)
         """Samples of each batch of an epoch, over all ranks."""
         self.position = Position(0, 0, self._generator.get_state())
@@ -131,9 +133,14 @@ class Batches:
         if not any(True for _ in sampler):
             raise InvalidReturnValue("batch_sampler() gave no batch; it must give lists of indices at each iteration")
         self._train_sizes = None
-        if self._job.worst_batch and has_own_collate_fn(self._workload) and not self._has_worst_example:
-            self.why_as_drawn = "batch_sampler() decides which samples form a batch"
+        knows_worst = self._has_worst_example or _has_own_size(self._workload)
+        if self._job.worst_batch and has_own_collate_fn(self._workload) and not knows_worst:
+            self.why_as_drawn = "batch_sampler() decides which samples form a batch; write sample_size()"
         return sampler
+
+    def _padded_size(self, batch: Sequence[int]) -> float:
+        """Return the size of a batch whose samples are padded to the largest one, by the workload's `sample_size`."""
+        return len(batch) * max(self._workload.sample_size(index) or 0.0 for index in batch)
 
     def _shortened(self, batches: list[T]) -> list[T]:
         """Return the batches of a shortened epoch, which keeps its last step; all if it is not shortened."""

@@ -63,7 +63,7 @@ def test_the_max_batch_of_a_stream_of_samples_is_exact() -> None:
     assert bytes_taken(job, "fp32", most + 1) is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_workload_with_its_own_batches_trains_at_its_max_batch() -> None:
     options = (("samples", "300"), ("by_length", "true"))
     job = Job(workload=str(WORKLOADS / "texts.py"), memory_budget_bytes=48 * MEBIBYTE, options=options, epochs=1)

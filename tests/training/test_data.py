@@ -348,7 +348,7 @@ def test_a_probe_of_an_own_sampler_has_its_first_and_last_batches() -> None:
     job = Job(workload=TEXTS, batch_size=8, epochs=2, probe=True, worst_batch=True)
     batches = Batches(job, load_workload(TEXTS, [("samples", "200"), ("by_length", "true")]))
     assert batches.has_smaller_batch and batches.has_a_second_full_step
-    assert batches.why_as_drawn == "batch_sampler() decides which samples form a batch"
+    assert batches.why_as_drawn.startswith("batch_sampler() decides which samples form a batch")
     steps = batches.full_steps()
     sizes = [[part.samples for part in next(steps)] for _ in range(3)]
     assert sizes == [[len(batches._listed[0])]] * 3
@@ -356,6 +356,23 @@ def test_a_probe_of_an_own_sampler_has_its_first_and_last_batches() -> None:
     shortened = Batches(dataclasses.replace(job, epoch_steps=3, probe=False), batches._workload)
     assert shortened.steps_per_epoch == 3
     assert [len(list(parts)) for parts in shortened.epochs()] == [3, 3]
+
+
+def test_a_probe_of_an_own_sampler_with_sizes_has_its_largest_batches() -> None:
+    grouping = load_workload(TEXTS, [("samples", "200"), ("by_length", "true")])
+    lengths = grouping.train_data().lengths  # type: ignore[attr-defined]
+
+    class Sized(type(grouping)):  # type: ignore[misc]
+        def sample_size(self, index: int) -> int:
+            return lengths[index]  # type: ignore[no-any-return]
+
+    job = Job(workload=TEXTS, batch_size=8, epochs=2, probe=True, worst_batch=True)
+    batches = Batches(job, Sized(samples=200, by_length=True))
+    (part,) = next(batches.full_steps())
+    padded = [len(batch) * max(lengths[index] for index in batch) for batch in batches._listed]
+    ids = part.batch[0]["attention_mask"]
+    assert len(ids) * int(ids.sum(dim=1).max()) == max(padded)
+    assert batches.why_as_drawn == ""
 
 
 def test_an_own_sampler_must_give_a_batch(workload: Workload) -> None:
