@@ -537,3 +537,44 @@ def test_a_compiled_model_is_counted() -> None:
             loop.scaler.step(loop.optimizer)
             loop.scaler.update()
     assert watched._samples == 8 * (10 - 4)
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_a_gpu_while_it_is_watched(cuda: torch.device) -> None:
+    """torch raises where the host waits for the GPU; the truth is computed on the GPU, too."""
+    model = network().to(cuda)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    scaler = GradScaler("cuda", init_scale=2.0**10, growth_interval=25)
+    inputs = torch.randn(8, 16, device=cuda)
+    scales = []
+
+    def step(number: int) -> None:
+        with torch.autocast("cuda", torch.float16):
+            loss = model(inputs).float().pow(2).mean()
+        scaler.scale(loss).backward()
+        if number in OVERFLOWS:
+            next(model.parameters()).grad.fill_(math.inf)  # type: ignore[union-attr]
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler._scale.clone())  # type: ignore[union-attr]
+
+    with amp_track.watch(scaler, optimizer, model=model, log=False) as watched:
+        step(1)
+        applied = watched.applied_steps()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for number in range(2, 151):
+                step(number)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert watched.skipped_steps == OVERFLOWS
+    assert int(applied) == 150 - len(OVERFLOWS)
+    changes, found = dict(watched.scale_history), []
+    scale = watched.scale_history[0][1]
+    for number in range(1, 151):
+        found.append(scale := changes.get(number, scale))
+    assert found == torch.stack(scales).flatten().tolist()
+    result = watched.result()
+    assert result.peak_bytes
+    assert result.samples_per_second
