@@ -111,11 +111,6 @@ def _in_own_process(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def in_own_process(case: str, *, watched: bool) -> dict[str, float]:
-    measured: dict[str, float] = _in_own_process("--one", case, str(watched))
-    return measured
-
-
 def measure(repeats: int) -> dict[str, Any]:
     from amp_track.config.job import Job
     from amp_track.runner.runner import JobRunner
@@ -125,7 +120,7 @@ def measure(repeats: int) -> dict[str, Any]:
     for repeat in range(repeats):
         for case, of_case in runs.items():
             for watched in (False, True) if repeat % 2 == 0 else (True, False):
-                of_case["watched" if watched else "bare"].append(in_own_process(case, watched=watched))
+                of_case["watched" if watched else "bare"].append(_in_own_process("--one", case, str(watched)))
     summaries = {case: _summary(of_case) for case, of_case in runs.items()}
     found = provenance(JobRunner(workload).inspect(Job(workload=workload, device="cpu")))
     for case in WIDTHS:

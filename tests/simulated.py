@@ -155,8 +155,8 @@ class SimulatedRunner:
 
     def _trained(self, job: Job, needed: int, on_event: Callable[[Event], None]) -> JobResult:
         per_epoch = steps_per_epoch(job, self.samples)
-        steps = 2 if job.probe else total_steps(job, self.samples)
-        evaluates = not job.probe or job.probe_to_the_end or total_steps(job, self.samples) > per_epoch
+        steps = 2 if job.probe else total_steps(job, per_epoch)
+        evaluates = not job.probe or job.probe_to_the_end or total_steps(job, per_epoch) > per_epoch
         scale = ScaleReport(initial=65536.0, final=65536.0, history=((0, 65536.0), (steps, 65536.0)))
         on_event(Started(settings=(("fp32_precision.made_up", "ieee"),)))
         if self.streams and not job.probe:

@@ -261,13 +261,18 @@ def loads_in_its_own_process(device_kind: str, memory_budget_bytes: int | None) 
 def steps_per_epoch(job: Job, training_samples: int) -> int:
     """Return the optimizer steps of an epoch, which may be shortened; the last step may have fewer samples."""
     assert job.batch_size is not None
-    steps = math.ceil(math.ceil(training_samples / (job.batch_size * job.nproc)) / job.grad_accum)
+    return steps_of_batches(job, math.ceil(training_samples / (job.batch_size * job.nproc)))
+
+
+def steps_of_batches(job: Job, batches: int) -> int:
+    """Return the optimizer steps of an epoch of so many batches, which may be shortened."""
+    steps = math.ceil(batches / job.grad_accum)
     return steps if job.epoch_steps is None else min(steps, job.epoch_steps)
 
 
-def total_steps(job: Job, training_samples: int) -> int:
-    """Return the number of optimizer steps of a job."""
-    return job.steps if job.steps is not None else (job.epochs or 1) * steps_per_epoch(job, training_samples)
+def total_steps(job: Job, of_epoch: int) -> int:
+    """Return the number of optimizer steps of a job whose epochs have `of_epoch` steps."""
+    return job.steps if job.steps is not None else (job.epochs or 1) * of_epoch
 
 
 def synthetic_samples(job: Job) -> int:

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.loggers import MLFlowLogger
 
 from amp_track.integrations.watch import Watch, watch
-from amp_track.training.amp.tensors import tensors
+from amp_track.training.amp.tensors import samples_in
 
 
 class AmpTrackCallback(pl.Callback):
@@ -53,10 +53,8 @@ class AmpTrackCallback(pl.Callback):
     ) -> None:
         """Count the samples of the batch, and losses that are inf or NaN."""
         if self.watch is not None:
-            first = next(tensors(batch), None)
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            samples = len(first) if first is not None and first.dim() else 0
-            self.watch.step(samples, loss=loss if isinstance(loss, torch.Tensor) else None)
+            self.watch.step(samples_in(batch), loss=loss if isinstance(loss, torch.Tensor) else None)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the evaluation out of samples/s."""

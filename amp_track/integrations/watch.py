@@ -35,7 +35,7 @@ from amp_track.training.amp.diagnosis import GradientDiagnosis
 from amp_track.training.amp.momentum import has_fused_momentum
 from amp_track.training.amp.scalar_log import ScalarLog
 from amp_track.training.amp.scale_history import ScaleHistory
-from amp_track.training.amp.tensors import tensors
+from amp_track.training.amp.tensors import samples_in
 from amp_track.training.devices.cpu import peak_resident_bytes
 from amp_track.training.metrics_accumulator import DiagnosisTotals
 from amp_track.training.timing import InputWait
@@ -443,8 +443,7 @@ class Watch:
         if self._is_told_samples:
             return
         self._mark(self._previous)
-        first = next(tensors((args, kwargs)), None)
-        self._previous = len(first) if first is not None and first.dim() else 0
+        self._previous = samples_in((args, kwargs))
 
     @_safely
     def _look(self, optimizer: Optimizer, *_: Any) -> None:

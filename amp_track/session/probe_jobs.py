@@ -190,7 +190,8 @@ def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) ->
     if session.inspection.kind != "workload":
         return _confirmation_by_time(session, job, probes)
     samples = session.training_samples(job)
-    of_epoch, in_all = steps_per_epoch(job, samples), total_steps(job, samples)
+    of_epoch = steps_per_epoch(job, samples)
+    in_all = total_steps(job, of_epoch)
     # -1: the job ends before the smaller last step of its epoch, and so does the confirmation run.
     after_epoch = max(min(in_all - of_epoch, _STEPS_AFTER_AN_EPOCH), -1)
     whole = min(in_all, of_epoch + _STEPS_AFTER_AN_EPOCH)

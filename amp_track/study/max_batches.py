@@ -87,9 +87,10 @@ def _result_of(done: list[Done], max_batch: MaxBatch, goal: Goal) -> PrecisionRe
     probed = min(at_max_batch, key=lambda job: job.kind == "confirm", default=None)
     readings = {batch: tuple(own) for batch, own in readings_of(done).items() if batch <= max_batch.batch_size}
     largest = largest_with_headroom(done, max_batch.batch_size, goal.recommended_bytes)
-    compared = goal.candidates(largest or max_batch.batch_size)
+    most = largest or max_batch.batch_size
+    compared = goal.candidates(most)
     is_free = goal.multiple_of == 1 and goal.effective_batch_size is None
-    otherwise = (largest or max_batch.batch_size) if is_free else next(iter(compared), 0)
+    otherwise = most if is_free else next(iter(compared), 0)
     # The failure that ended the search: at one sample more, or at any batch if none is supported.
     failures = (
         job.job_result

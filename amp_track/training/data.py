@@ -22,9 +22,11 @@ from amp_track.config.job import (
     ALONE,
     Job,
     Rank,
+    steps_of_batches,
     steps_per_epoch,
     streamed_samples,
     synthetic_samples,
+    total_steps,
 )
 from amp_track.records.errors import InvalidReturnValue
 from amp_track.training.amp import random_state
@@ -92,25 +94,26 @@ class Batches:
         """Why batches stay as they are drawn, although samples may differ in size."""
         self._has_worst_example = type(workload).worst_example is not Workload.worst_example
         self._ratios: list[float] = []
+        self._sampler = self._own_sampler()
         if job.worst_batch and self._train_data is not None and self._eval_data is not None:
             self._measure(self._train_data, self._eval_data)
         self.training_samples = synthetic_samples(job)
         if isinstance(self._train_data, IterableDataset):
             self.training_samples = streamed_samples(job)
-            if job.worst_batch and has_own_collate_fn(workload) and not self._has_worst_example:
-                self.why_as_drawn = "an iterable dataset gives samples in its own order"
         elif self._train_data is not None:
             self.training_samples = length(self._train_data)
         self.steps_per_epoch = steps_per_epoch(job, self.training_samples)
-        self._sampler = self._own_sampler()
         self._listed: list[list[int]] = []
         """The batches of the current epoch, over all ranks, if the workload has its own sampler."""
         if self._sampler is not None:
             with random_state.seeded(job.seed):
                 self._listed = [list(batch) for batch in self._sampler]
-            steps = math.ceil(len(self._listed) / job.grad_accum)
-            self.steps_per_epoch = steps if job.epoch_steps is None else min(steps, job.epoch_steps)
-        self.total_steps = job.steps if job.steps is not None else (job.epochs or 1) * self.steps_per_epoch
+            if not self._listed:
+                raise InvalidReturnValue(
+                    "batch_sampler() gave no batch; it must give lists of indices at each iteration"
+                )
+            self.steps_per_epoch = steps_of_batches(job, len(self._listed))
+        self.total_steps = total_steps(job, self.steps_per_epoch)
         """Optimizer steps of the job."""
         full, rest = divmod(self.training_samples, self._batch_size * rank.count)
         sizes = [self._batch_size * rank.count] * full + [rest] * (rest > 0)
@@ -123,20 +126,11 @@ class Batches:
         """The position at the start of the current epoch."""
 
     def _own_sampler(self) -> Iterable[Sequence[int]] | None:
-        """Return the workload's own sampler of batches, if it has one. Raise InvalidReturnValue if it gives none."""
+        """Return the workload's own sampler of batches, if it has one."""
         data = self._train_data
         if data is None or isinstance(data, IterableDataset):
             return None
-        sampler = self._workload.batch_sampler(data, self._batch_size * self._rank.count)
-        if sampler is None:
-            return None
-        if not any(True for _ in sampler):
-            raise InvalidReturnValue("batch_sampler() gave no batch; it must give lists of indices at each iteration")
-        self._train_sizes = None
-        knows_worst = self._has_worst_example or _has_own_size(self._workload)
-        if self._job.worst_batch and has_own_collate_fn(self._workload) and not knows_worst:
-            self.why_as_drawn = "batch_sampler() decides which samples form a batch; write sample_size()"
-        return sampler
+        return self._workload.batch_sampler(data, self._batch_size * self._rank.count)
 
     def _padded_size(self, batch: Sequence[int]) -> float:
         """Return the size of a batch whose samples are padded to the largest one, by the workload's `sample_size`."""
@@ -151,10 +145,19 @@ class Batches:
         return [*batches[: (self.steps_per_epoch - 1) * grad_accum], *batches[-of_last_step:]]
 
     def _measure(self, train_data: Dataset[Any], eval_data: Dataset[Any]) -> None:
-        try:
-            self._train_sizes = sizes_of_training_samples(self._workload, train_data, workers=self._workers)
-        except SizesUnknown as error:
-            self.why_as_drawn = "" if self._has_worst_example else f"{error}; write sample_size() or worst_example()"
+        """Measure the samples, or note why batches stay as they are drawn, unless the workload has a worst one."""
+        why = ""
+        if isinstance(train_data, IterableDataset):
+            why = "an iterable dataset gives samples in its own order" if has_own_collate_fn(self._workload) else ""
+        elif self._sampler is not None:
+            if has_own_collate_fn(self._workload) and not _has_own_size(self._workload):
+                why = "batch_sampler() decides which samples form a batch; write sample_size()"
+        else:
+            try:
+                self._train_sizes = sizes_of_training_samples(self._workload, train_data, workers=self._workers)
+            except SizesUnknown as error:
+                why = f"{error}; write sample_size() or worst_example()"
+        self.why_as_drawn = "" if self._has_worst_example else why
         with contextlib.suppress(SizesUnknown):
             self._eval_sizes = measure(eval_data, workers=self._workers) if has_own_collate_fn(self._workload) else None
 
@@ -211,14 +214,15 @@ class Batches:
         are enough to show the memory of accumulation: gradients are held while the next batch runs.
         """
         sizes = self._sizes[: min(self._job.grad_accum, 2)]
-        steps = max(self.training_samples // sum(sizes), 1)
+        # An own sampler's first batches are drawn again for each step.
+        steps = max(self.training_samples // sum(sizes), 1) if self._sampler is None else 1
         if not self.has_a_second_full_step:
             yield self._one_step(self._load(sizes), sizes)
             return
         while True:
-            batches = self._load(sizes * steps) if self._sampler is None else None
+            batches = self._load(sizes * steps)
             for _ in range(steps):
-                yield self._one_step(batches if batches is not None else self._load(sizes), sizes)
+                yield self._one_step(batches, sizes)
 
     @property
     def has_a_second_full_step(self) -> bool:

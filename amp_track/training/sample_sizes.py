@@ -111,10 +111,12 @@ def _loaded(dataset: Any, indices: list[Any], workers: int) -> tuple[list[Any], 
     """Return the indices that can be loaded, and the shapes of each part, one row per sample."""
     started = time.monotonic()
     shapes: dict[int, Shapes] = {}
-    failure: Exception | None = None
+    failure = unknown = None
     is_equal = True
     with random_state.seeded(0):
         for number, loaded in enumerate(_load(ShapesOfSamples(dataset), indices, workers)):
+            if isinstance(loaded, SizesUnknown):
+                unknown, loaded = loaded, {}
             if isinstance(loaded, Exception):
                 failure = loaded
                 continue
@@ -125,10 +127,8 @@ def _loaded(dataset: Any, indices: list[Any], workers: int) -> tuple[list[Any], 
     if failure is not None and not shapes:
         raise failure
     paths = dict.fromkeys(itertools.chain.from_iterable(shapes.values()))
-    if shapes and not paths:
-        raise SizesUnknown(
-            f"the size of a sample of type {type(dataset[indices[next(iter(shapes))]]).__name__} is unknown"
-        )
+    if unknown is not None and not paths:
+        raise unknown
     parts = [_rows([each.get(path) for each in shapes.values()]) for path in paths]
     return [indices[number] for number in shapes], parts
 
@@ -148,7 +148,8 @@ class ShapesOfSamples(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Shapes | Exception:
         try:
-            return shapes_of(self._dataset[index])
+            sample = self._dataset[index]
+            return shapes_of(sample) or SizesUnknown(f"the size of a sample of type {type(sample).__name__} is unknown")
         except Exception as error:
             if oom.is_out_of_memory(error):
                 raise

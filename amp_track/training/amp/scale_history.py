@@ -85,12 +85,12 @@ def _recorded(base: type[GradScaler]) -> type[GradScaler]:
 
         def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if (history := _known(self)) is not None:
-                history._recorded(self, history._note, optimizer)
+                history._guarded(self, history._note, optimizer)
             return base.step(self, optimizer, *args, **kwargs)
 
         def unscale_(self, optimizer: Optimizer) -> None:
             if (history := _known(self)) is not None:
-                history._recorded(self, history._note, optimizer)
+                history._guarded(self, history._note, optimizer)
             base.unscale_(self, optimizer)
 
         def update(self, new_scale: float | Tensor | None = None) -> None:
@@ -250,12 +250,12 @@ class ScaleHistory:
         if self._is_paused or scaler._scale is None:  # without a scale torch raises
             update(new_scale)
             return
-        before = self._recorded(scaler, self._before, scaler, new_scale)
+        before = self._guarded(scaler, self._before, scaler, new_scale)
         update(new_scale)
         if before is not None:
-            self._recorded(scaler, self._after, scaler, *before)
+            self._guarded(scaler, self._after, scaler, *before)
 
-    def _recorded(self, scaler: GradScaler, record: Callable[..., T], *arguments: Any) -> T | None:
+    def _guarded(self, scaler: GradScaler, record: Callable[..., T], *arguments: Any) -> T | None:
         """Call `record`. If it raises, and `on_error` is given, stop recording and return None."""
         try:
             return record(*arguments)

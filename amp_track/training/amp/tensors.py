@@ -125,6 +125,12 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def samples_in(batch: Any) -> int:
+    """Return the first dimension of the first tensor in anything; 0 if there is none."""
+    first = next(tensors(batch), None)
+    return len(first) if first is not None and first.dim() else 0
+
+
 def batch_length(batch: Any) -> int:
     """Return the number of samples in a batch: the first dimension of its first tensor."""
     return len(next(tensors(batch)))
