@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from amp_track._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from amp_track.api import compare, max_batch, plan, search, train
+    from amp_track.api import compare, explain, max_batch, plan, search, train
     from amp_track.config.job import Job
     from amp_track.config.precisions import Precision
     from amp_track.integrations.watch import Watch, watch
     from amp_track.records.errors import AmpTrackError, BadInput, BadOption, NothingFits, StoreFailed, TargetFailed
     from amp_track.records.result import JobResult, JobStatus, ScaleReport
     from amp_track.results.compare import CompareResult
+    from amp_track.results.explain import ExplainResult
     from amp_track.results.max_batch import MaxBatchResult
     from amp_track.results.plan import PlanResult
     from amp_track.results.search import SearchResult
@@ -38,6 +39,7 @@ __all__ = [
     "CompareResult",
     "EvalStep",
     "EvalTotals",
+    "ExplainResult",
     "Job",
     "JobResult",
     "JobStatus",
@@ -58,6 +60,7 @@ __all__ = [
     "Watch",
     "Workload",
     "compare",
+    "explain",
     "float32_precision",
     "load_workload",
     "max_batch",
@@ -68,9 +71,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": ["compare", "max_batch", "plan", "search", "train"],
+    "api": ["compare", "explain", "max_batch", "plan", "search", "train"],
     "records.errors": ["AmpTrackError", "BadInput", "BadOption", "NothingFits", "StoreFailed", "TargetFailed"],
     "results.compare": ["CompareResult"],
+    "results.explain": ["ExplainResult"],
     "results.max_batch": ["MaxBatchResult"],
     "results.plan": ["PlanResult"],
     "results.search": ["SearchResult"],

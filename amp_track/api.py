@@ -1,4 +1,5 @@
-"""Call the commands from scripts and notebooks: `amp_track.train`, `max_batch`, `search`, `compare` and `plan`.
+"""Call the commands from scripts and notebooks: `amp_track.train`, `max_batch`, `search`, `compare`, `plan`
+and `explain`.
 
 Keyword arguments are the flags' names with underscores. They take Python values or the flags' texts; None means the
 flag's default:
@@ -26,6 +27,7 @@ from amp_track.targets import source
 
 if TYPE_CHECKING:
     from amp_track.results.compare import CompareResult
+    from amp_track.results.explain import ExplainResult
     from amp_track.results.max_batch import MaxBatchResult
     from amp_track.results.plan import PlanResult
     from amp_track.results.search import SearchResult
@@ -193,6 +195,21 @@ def plan(
     from amp_track.report import html
 
     result = command.plan(_request("plan", workload, settings))
+    return dataclasses.replace(result, html=html.result_html(result))
+
+
+@_with_signature
+def explain(source: str | os.PathLike[str] | type[Workload], **settings: Unpack[Settings]) -> ExplainResult:
+    """Explain an out-of-memory error, as `amp-track explain` does. Raises as `train` does.
+
+    Args:
+        source: the file of a memory snapshot, or a workload whose error is predicted within `memory_budget`.
+        **settings: the flags of `amp-track explain` with underscores; see `amp-track explain --help`.
+    """
+    from amp_track.commands import explain as command
+    from amp_track.report import html
+
+    result = command.explain(_request("explain", source, settings))
     return dataclasses.replace(result, html=html.result_html(result))
 
 

@@ -239,6 +239,44 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
         print(f"  {printing.mlflow_ui(request)}")
 
 
+@_command("explain")
+def explain_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SNAPSHOT",
+            help="File that amp_track.watch or torch.cuda.memory._dump_snapshot wrote, or a workload to predict.",
+            callback=_not_empty,
+        ),
+    ],
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """Explain an out-of-memory error: what held the memory, the max batch, and the ways out.
+
+    Reads a memory snapshot of PyTorch's CUDA allocator without running anything that it contains. For a workload, it
+    predicts the error within a memory budget, also on a CPU. Writes nothing.
+
+    amp-track explain oom.pickle --batch-size 256
+
+    amp-track explain experiments/digits.py --memory-budget 64MiB --batch-size 4096 --precision fp32
+    """
+    request = request_of("explain", source, given, owns_process=True)
+    from amp_track.commands import explain
+    from amp_track.report import explain as explain_report
+    from amp_track.report.table import print_table
+
+    result = printing.print_or_return(explain.explain, request, as_json)
+    if result is None:
+        return
+    print(explain_report.headline(result))
+    for table in explain_report.tables(result):
+        print_table(table)
+    printing.print_notes(explain_report.notes(result))
+    if line := explain_report.max_batch_line(result):
+        print(line)
+
+
 @_command("compare")
 def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Train the same job at every precision, also over values of an option: when is a lower precision faster?

@@ -119,6 +119,9 @@ EXAMPLES = {
     "plan": Example(
         commands=('amp-track plan experiments/digits.py --memory-budget 64MiB --gpu "RTX 4090" --precision fp32,amp',)
     ),
+    "explain": Example(
+        commands=("amp-track explain experiments/digits.py --memory-budget 64MiB --batch-size 1024 --precision fp32",)
+    ),
     "resume": Example(
         commands=(
             "amp-track train experiments/digits.py --precision fp32 --steps 60 --checkpoint-every 20",

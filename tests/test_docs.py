@@ -27,16 +27,19 @@ from amp_track.config.job import Job
 from amp_track.config.values import Tolerance
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.hardware import Hardware
-from amp_track.records.plan import PeakMemory, PlanReport, PlanTarget, PrecisionPlan, StepTrace
+from amp_track.records.memory_state import MemoryState, WayOut
+from amp_track.records.plan import Category, Holding, PeakMemory, PlanReport, PlanTarget, PrecisionPlan, StepTrace
 from amp_track.records.result import Diagnosis, JobResult, JobStatus
 from amp_track.report import compare as compare_report
 from amp_track.report import dtypes as dtypes_report
+from amp_track.report import explain as explain_report
 from amp_track.report import max_batch as max_batch_report
 from amp_track.report import plan as plan_report
 from amp_track.report import search as search_report
 from amp_track.report import train as train_report
 from amp_track.results.compare import Cell, CompareResult
 from amp_track.results.equivalence import SeedsResult
+from amp_track.results.explain import ExplainResult
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.plan import PlanResult, Variant
 from amp_track.results.search import SearchResult
@@ -128,6 +131,10 @@ def tables_made_today(name: str) -> list[Any]:
     target = PlanTarget(name="", capacity_bytes=1, blas_workspace_bytes=1, lacks=(("fp32", ""), ("amp", "")))
     variant = Variant(changes=(), report=PlanReport(workload="", precisions=plans))
     plan = PlanResult(variants=(variant,), targets=(target,))
+    failed = Holding(layer="", operation="", category=Category.ACTIVATIONS, size_bytes=1)
+    state = MemoryState(holdings=(failed,), failed=failed, allocated_bytes=1, reserved_bytes=1)
+    way = WayOut(change="", cost="", saved_bytes=1)
+    explained = ExplainResult(source="", state=state, peak=state, ways_out=(way,), max_batch=1)
     return {
         "search": lambda: search_report.search_tables(search),
         "seeds": lambda: search_report.search_tables(search),
@@ -135,6 +142,7 @@ def tables_made_today(name: str) -> list[Any]:
         "compare": lambda: compare_report.tables(compare),
         "grad-stats": lambda: [train_report.diagnosis_table(diagnosis)],
         "plan": lambda: plan_report.plan_tables(plan),
+        "explain": lambda: explain_report.tables(explained),
         "dtypes": lambda: [dtypes_report.dtypes_table(dtypes)],
     }.get(name, list)()
 

@@ -15,7 +15,7 @@ from amp_track.config.precisions import PRECISIONS
 from amp_track.config.values import byte_size
 from amp_track.memory_plan import gpus
 from amp_track.records.errors import AmpTrackError, BadInput
-from amp_track.records.plan import PlanTarget, PlanTask
+from amp_track.records.plan import LARGEST_PLANNED, PlanTarget, PlanTask
 from amp_track.report import progress
 from amp_track.results.plan import CHANNELS_LAST, Changes, PlanResult, Variant
 from amp_track.runner.runner import JobRunner
@@ -25,8 +25,6 @@ from amp_track.stores import store_checks
 from amp_track.targets import source
 from amp_track.workers import interrupts
 
-_MOST = 2**24
-"""The largest batch to predict without `--max-batch-size`: more than anybody trains with."""
 _PROCESSES = 3
 """The number of precisions that allocate differently. Each uses one core for some seconds."""
 
@@ -110,7 +108,7 @@ class _Planner:
             precisions=options.precisions or PRECISIONS,
             batch_size=self.session.job.batch_size,
             targets=targets,
-            max_batch_size=options.max_batch_size or _MOST,
+            max_batch_size=options.max_batch_size or LARGEST_PLANNED,
             blas_workspace_bytes=max(
                 (each.blas_workspace_bytes for each in targets), default=gpus.blas_workspace_bytes()
             ),

@@ -70,6 +70,10 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         *flags_of(Job, "batch_size", "grad_accum", "max_grad_norm", "channels_last", "options"),
         *flags_of(Stores, without=("study", "storage")),
     ),
+    "explain": (
+        *flags_of(Job, "precision", "batch_size", "memory_budget_bytes", "device", "grad_accum", "max_grad_norm"),
+        *flags_of(Job, "channels_last", "options"),
+    ),
     "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study", "experiment"))),
     "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study", "experiment"))),
     "worker": (

@@ -20,7 +20,8 @@ class AmpTrackCallback(pl.Callback):
     continued.
 
     Args:
-        **settings: `run_id`, `tracking_uri`, `log`, `log_every_seconds` and `diagnose_every` of `amp_track.watch`.
+        **settings: `run_id`, `tracking_uri`, `log`, `log_every_seconds`, `diagnose_every` and `on_oom` of
+            `amp_track.watch`.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -37,7 +38,7 @@ class AmpTrackCallback(pl.Callback):
         run: dict[str, Any] = {}
         if logger is not None and logger.run_id is not None:
             run = {"run_id": logger.run_id, "tracking_uri": logger.experiment.tracking_uri}
-        if self._settings.get("diagnose_every") is not None:
+        if self._settings.get("diagnose_every") is not None or self._settings.get("on_oom") is not None:
             run["model"] = pl_module
         self.watch = watch(trainer.scaler, trainer.optimizers, state=self._state, **(run | self._settings))
 

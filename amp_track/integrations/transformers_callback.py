@@ -17,7 +17,8 @@ class AmpTrackCallback(TrainerCallback):
     callbacks of no exception: `callback.watch.close()` logs what happened until then.
 
     Args:
-        **settings: `run_id`, `tracking_uri`, `log`, `log_every_seconds` and `diagnose_every` of `amp_track.watch`.
+        **settings: `run_id`, `tracking_uri`, `log`, `log_every_seconds`, `diagnose_every` and `on_oom` of
+            `amp_track.watch`.
     """
 
     def __init__(self, **settings: Any) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from amp_track.records.errors import summary
 from amp_track.records.events import StepsRecorded
 from amp_track.records.metrics import NON_FINITE_LOSSES, SCALE, logged_metrics
 from amp_track.records.result import JobResult, JobStatus, LayerGradients, NonFiniteLosses, ScaleReport
+from amp_track.report import explain as explain_report
 from amp_track.report.train import explain
 from amp_track.stores import addresses
 from amp_track.training.amp.diagnosis import GradientDiagnosis
@@ -41,7 +42,9 @@ from amp_track.training.metrics_accumulator import DiagnosisTotals
 from amp_track.training.timing import InputWait
 
 if TYPE_CHECKING:
+    from amp_track.integrations.out_of_memory import OutOfMemoryWatch
     from amp_track.report.curves import Curves
+    from amp_track.results.explain import ExplainResult
     from amp_track.tracking import Run
 
 T = TypeVar("T")
@@ -70,6 +73,7 @@ def watch(
     log: bool = True,
     log_every_seconds: float = 10.0,
     diagnose_every: int | None = None,
+    on_oom: Literal["explain"] | None = None,
     state: Mapping[str, Any] | None = None,
 ) -> Watch:
     """Watch a training loop, until the end of a `with` block or until `close`.
@@ -96,11 +100,14 @@ def watch(
         log_every_seconds: how often the changes of the scale are logged on the way.
         diagnose_every: N; count overflow and underflow of the gradients in every layer of `model` at every N-th step,
             as `train --grad-stats-every` does. A diagnosed step waits for the device.
+        on_oom: "explain"; if the training runs out of memory, log what held the memory, the max batch and
+            the ways out, as `amp-track explain` does. It needs `model`, and one optimizer to predict the batch. On CUDA
+            it records the history of the allocator, and writes a snapshot to the working folder.
         state: what `Watch.state_dict` returned when the checkpoint was saved from which this training resumes.
 
     Raises:
-        ValueError: another watch, TrainStep or ScaleHistory has this scaler; `diagnose_every` is given without a model;
-            or the database has no such run.
+        ValueError: another watch, TrainStep or ScaleHistory has this scaler; `diagnose_every` or `on_oom` is given
+            without a model; or the database has no such run.
     """
     watched = Watch(
         scaler,
@@ -108,6 +115,7 @@ def watch(
         model=model,
         log_every_seconds=log_every_seconds,
         diagnose_every=diagnose_every,
+        on_oom=on_oom,
         state=state or {},
     )
     if log and _is_first_rank():
@@ -140,12 +148,19 @@ class Watch:
         model: nn.Module | None,
         log_every_seconds: float,
         diagnose_every: int | None,
+        on_oom: Literal["explain"] | None,
         state: Mapping[str, Any],
     ) -> None:
         if diagnose_every is not None and model is None:
             raise ValueError("diagnose_every needs the model whose layers to diagnose. Give model=.")
+        if on_oom not in ("explain", None):
+            raise ValueError(f"on_oom: got {on_oom!r}, expected 'explain' or None.")
+        if on_oom is not None and model is None:
+            raise ValueError("on_oom needs the model whose memory to explain. Give model=.")
         self.is_watching = True
         """False after `close`, and after an error of the watch itself."""
+        self.explanation: ExplainResult | None = None
+        """With on_oom="explain": the explanation of the error, after `close`."""
         named = _named(optimizers)
         parameters = [each for one in named.values() for group in one.param_groups for each in group["params"]]
         parameters += model.parameters() if model is not None else []
@@ -202,6 +217,11 @@ class Watch:
             self._hooks.append(register_optimizer_step_pre_hook(look))
         if model is not None:
             self._hooks.append(model.register_forward_pre_hook(_ForwardHook(self), with_kwargs=True))
+        self._out_of_memory: OutOfMemoryWatch | None = None
+        if on_oom is not None and model is not None:
+            from amp_track.integrations.out_of_memory import OutOfMemoryWatch  # seldom needed
+
+            self._out_of_memory = OutOfMemoryWatch(model, named, self.device)
         weakref.finalize(self, _remove, self._hooks)
 
     def __enter__(self) -> Watch:
@@ -386,6 +406,7 @@ class Watch:
         if self._result is not None:
             return self._result
         result = JobResult(status=JobStatus.FITS)
+        self._explain(error)
         try:
             result = self.result()
             self._log_result(result)
@@ -399,6 +420,16 @@ class Watch:
         except Exception as failure:
             _log.warning("amp_track.watch could not log its result: %s", summary(failure))
         return result
+
+    def _explain(self, error: BaseException | None) -> None:
+        """Log the explanation of an out-of-memory error."""
+        try:
+            if self._out_of_memory is None or (found := self._out_of_memory.explanation(error)) is None:
+                return
+            self.explanation = found
+            _log.warning("%s", explain_report.text(found))
+        except Exception as failure:
+            _log.warning("amp_track.watch could not explain the out-of-memory error: %s", summary(failure))
 
     def discard(self) -> None:
         """Stop watching without logging a result: the training starts again."""
@@ -417,6 +448,8 @@ class Watch:
         if self._looking is not None:
             self._looking.close()
         _remove(self._hooks)
+        if self._out_of_memory is not None:
+            self._out_of_memory.close()
         if self._history is not None and self._scaler is not None:
             self._history.close(self._scaler)
 
@@ -440,6 +473,8 @@ class Watch:
         if not module.training or not torch.is_grad_enabled() or getattr(module, "_is_replica", False):
             return
         self.begin_step()
+        if self._out_of_memory is not None:
+            self._out_of_memory.began(args, kwargs)
         if self._is_told_samples:
             return
         self._mark(self._previous)
@@ -534,6 +569,8 @@ class Watch:
         if self._looks:
             run.event(StepsRecorded(first_step=1, losses=(), diagnosed=self._looks), "")
             run.diagnosed()
+        if self.explanation is not None:
+            run.text("out-of-memory.txt", explain_report.text(self.explanation))
         if advice := self.advice():
             run.tags({"amp_track.advice": "\n".join(advice)})
 

@@ -166,3 +166,25 @@ class CachingAllocator:
 
     def _add_free(self, block: Block) -> None:
         bisect.insort(self._free[block.is_small], _Free(block.size_bytes, block.address, block))
+
+
+class PlainAllocator(CachingAllocator):
+    """An allocator without a cache: it reserves what is allocated, to the byte, as a CPU's nearly does."""
+
+    def allocate(self, size_bytes: int) -> Block:
+        """Return a block of that size. Raises SimulatedOutOfMemory if it does not fit."""
+        if not self._has_room(size_bytes):
+            raise SimulatedOutOfMemory(size_bytes, self)
+        self._next_address += size_bytes
+        self._hold(size_bytes)
+        return Block(self._next_address - size_bytes, size_bytes, is_small=False)
+
+    def free(self, block: Block) -> None:
+        """Free a block."""
+        self._hold(-block.size_bytes)
+
+    def _hold(self, size_bytes: int) -> None:
+        self.allocated_bytes += size_bytes
+        self.reserved_bytes = self.allocated_bytes
+        self.train_peak_allocated_bytes = max(self.train_peak_allocated_bytes, self.allocated_bytes)
+        self.peak_reserved_bytes = self.train_peak_allocated_bytes

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from amp_track.config.job import micro_batch
-from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, predict_peak, replayed
-from amp_track.records.plan import Forecast, PlannedMaxBatch, StepTrace, Way
+from amp_track.memory_plan.allocator import CachingAllocator, PlainAllocator
+from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, predict_peak, replayed, with_workspaces
+from amp_track.records.plan import Forecast, PeakMemory, PlannedMaxBatch, PlanTask, PrecisionPlan, StepTrace, Way
+
+if TYPE_CHECKING:
+    from amp_track.memory_plan.fake_step import FakeStep
 
 _TRACED = 4, 8
 """Batch sizes of the first two traces: large enough not to be special cases."""
@@ -24,8 +31,11 @@ _STRETCH = 10
 class Prediction:
     """Predicts the peaks of one workload at one precision, from the step's traces at any batch size."""
 
-    def __init__(self, trace_at: Callable[[int], StepTrace]) -> None:
+    def __init__(
+        self, trace_at: Callable[[int], StepTrace], *, kind: type[CachingAllocator] = CachingAllocator
+    ) -> None:
         self._trace_at = trace_at
+        self._kind = kind
 
     def max_batch(self, capacity_bytes: int, *, most: int, target: str = "") -> PlannedMaxBatch:
         """Return the max batch up to `most`: it fits `target`'s capacity, and one more sample does not.
@@ -39,10 +49,10 @@ class Prediction:
         at_floor: StepTrace | None = None
         while ceiling - floor > 1:
             family = TraceFamily.through(known[-2], known[-1])
-            guess = _largest_in(family, capacity_bytes, floor, ceiling) if family else (floor + ceiling) // 2
+            guess = self._largest_in(family, capacity_bytes, floor, ceiling) if family else (floor + ceiling) // 2
             if guess + 1 < ceiling:
                 known.append(self._trace_at(guess + 1))
-                if fits(known[-1].events, known[-1].sizes, capacity_bytes):
+                if self._fits(known[-1], capacity_bytes):
                     floor, at_floor = guess + 1, known[-1]
                     continue
                 ceiling = guess + 1
@@ -51,7 +61,7 @@ class Prediction:
                     continue
             if guess > floor:
                 known.append(self._trace_at(guess))
-                if fits(known[-1].events, known[-1].sizes, capacity_bytes):
+                if self._fits(known[-1], capacity_bytes):
                     floor, at_floor = guess, known[-1]
                 else:
                     ceiling = guess
@@ -59,8 +69,8 @@ class Prediction:
             target=target,
             batch_size=floor,
             bound="max_batch_size" if ceiling > most else "memory",
-            peak=predict_peak(at_floor, capacity_bytes=capacity_bytes) if at_floor else None,
-            at_one_bytes=None if floor else predict_peak(self._trace_at(1)).reserved_bytes,
+            peak=self._peak(at_floor, capacity_bytes) if at_floor else None,
+            at_one_bytes=None if floor else self._peak(self._trace_at(1)).reserved_bytes,
         )
 
     def way_to(self, effective_batch_size: int, max_batch: int, capacity_bytes: int) -> Way | None:
@@ -71,17 +81,56 @@ class Prediction:
         while max_batch and (found := micro_batch(effective_batch_size, max_batch)) is not None:
             size, grad_accum = found
             trace = self._trace_at(size)
-            if fits(trace.events, trace.sizes, capacity_bytes):
-                peak = predict_peak(trace, capacity_bytes=capacity_bytes)
+            if self._fits(trace, capacity_bytes):
+                peak = self._peak(trace, capacity_bytes)
                 return Way(micro_batch=size, grad_accum=grad_accum, peak=peak)
             max_batch = size - 1
         return None
 
+    def _largest_in(self, family: TraceFamily, capacity_bytes: int, floor: int, ceiling: int) -> int:
+        """Return the largest batch between `floor` and `ceiling` that fits according to the line, or `floor`."""
 
-def _largest_in(family: TraceFamily, capacity_bytes: int, floor: int, ceiling: int) -> int:
-    """Return the largest batch between `floor` and `ceiling` that fits according to the line, or `floor`."""
-    events = family.first.events
-    return bisect_largest(lambda size: fits(events, family.sizes_at(size), capacity_bytes), above=floor, below=ceiling)
+        def in_line(size: int) -> bool:
+            return fits(family.first.events, family.sizes_at(size), capacity_bytes, kind=self._kind)
+
+        return bisect_largest(in_line, above=floor, below=ceiling)
+
+    def _fits(self, trace: StepTrace, capacity_bytes: int) -> bool:
+        return fits(trace.events, trace.sizes, capacity_bytes, kind=self._kind)
+
+    def _peak(self, trace: StepTrace, capacity_bytes: int | None = None) -> PeakMemory:
+        return predict_peak(trace, capacity_bytes=capacity_bytes, kind=self._kind)
+
+
+def plan_precision(step: FakeStep, precision: str, task: PlanTask) -> PrecisionPlan:
+    """Return the memory plan of a step at one precision, for every target of the task."""
+    trace_at = functools.cache(lambda batch_size: step.trace(precision, batch_size).with_next_step())
+
+    kind = CachingAllocator if task.on_cuda else PlainAllocator
+
+    def prediction(blas_workspace_bytes: int) -> Prediction:
+        return Prediction(lambda batch_size: with_workspaces(trace_at(batch_size), blas_workspace_bytes), kind=kind)
+
+    max_batches = []
+    for target in task.targets:
+        on_target = prediction(target.blas_workspace_bytes)
+        max_batch = on_target.max_batch(target.capacity_bytes, most=task.max_batch_size, target=target.name)
+        if task.effective_batch_size is not None:
+            way = on_target.way_to(task.effective_batch_size, max_batch.batch_size, target.capacity_bytes)
+            max_batch = dataclasses.replace(max_batch, way=way)
+        max_batches.append(max_batch)
+    traced = trace_at(task.batch_size)
+    trace = with_workspaces(traced, task.blas_workspace_bytes)
+    return PrecisionPlan(
+        precision=precision,
+        batch_size=task.batch_size,
+        peak=predict_peak(trace, kind=kind),
+        peak_with_workspaces=predict_peak(
+            with_workspaces(traced, task.blas_workspace_bytes, convolutions=True), kind=kind
+        ),
+        trace=trace,
+        max_batches=tuple(max_batches),
+    )
 
 
 def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool) -> Forecast:
@@ -89,7 +138,7 @@ def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool
 
     On CUDA the budget counts segments of PyTorch's caching allocator, elsewhere live storages.
     """
-    libraries_bytes = min(_LIBRARIES_BYTES, budget_bytes // 2)
+    libraries_bytes = bytes_of_libraries(budget_bytes)
 
     def peak(batch_size: int) -> tuple[int, int]:
         """Return the bytes that count for the budget, and the allocated bytes."""
@@ -106,6 +155,11 @@ def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool
     allocated_bytes = peak(high)[1]
     slope_bytes = (allocated_bytes - peak(before)[1]) / (high - before)
     return Forecast(batch_size=low, allocated_bytes=allocated_bytes, slope_bytes=slope_bytes)
+
+
+def bytes_of_libraries(budget_bytes: int) -> int:
+    """Return the part of a CPU's memory budget that libraries are assumed to need in addition to tensors."""
+    return min(_LIBRARIES_BYTES, budget_bytes // 2)
 
 
 def bisect_largest(fits: Callable[[int], bool], *, above: int, below: int) -> int:

@@ -6,8 +6,10 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from amp_track.memory_plan.allocator import Block, CachingAllocator, SimulatedOutOfMemory
+from amp_track.records.memory_state import MemoryState
 from amp_track.records.plan import Category, Holding, PeakMemory, StepTrace, Storage
 
 _LARGEST = 10
@@ -65,12 +67,12 @@ def with_workspaces(trace: StepTrace, size_bytes: int, *, convolutions: bool = F
     return dataclasses.replace(trace, storages=tuple(storages))
 
 
-def predict_peak(trace: StepTrace, *, capacity_bytes: int | None = None) -> PeakMemory:
+def predict_peak(
+    trace: StepTrace, *, capacity_bytes: int | None = None, kind: type[CachingAllocator] = CachingAllocator
+) -> PeakMemory:
     """Return the peak memory of a traced step. Raises SimulatedOutOfMemory if it exceeds a capacity."""
-    allocator, peak_event = _replay(trace.events, trace.sizes, capacity_bytes)
-    before = trace.events[: peak_event + 1]
-    dead = {~index for index in before if index < 0}
-    living = [trace.storages[index] for index in before if index >= 0 and index not in dead]
+    allocator, peak_event = _replay(trace.events, trace.sizes, kind(capacity_bytes))
+    living = _living(trace, peak_event + 1)
     by_category: Counter[Category] = Counter()
     for storage in living:
         by_category[storage.category] += storage.size_bytes
@@ -78,15 +80,63 @@ def predict_peak(trace: StepTrace, *, capacity_bytes: int | None = None) -> Peak
         allocated_bytes=allocator.train_peak_allocated_bytes,
         reserved_bytes=allocator.peak_reserved_bytes,
         by_category=tuple(by_category.most_common()),
-        largest=_largest(living),
+        largest=_grouped(living)[:_LARGEST],
         retries=allocator.retries,
     )
 
 
-def fits(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int) -> bool:
+def state_at_failure(
+    trace: StepTrace, capacity_bytes: int | None, *, kind: type[CachingAllocator] = CachingAllocator
+) -> MemoryState:
+    """Return the memory when an allocation of the step fails, or at its peak if all fit the capacity."""
+    allocator = kind(capacity_bytes)
+    done = peak = most = 0
+    try:
+        for done, _ in enumerate(replay_of(trace.events, trace.sizes, allocator), 1):
+            if allocator.allocated_bytes > most:
+                most, peak = allocator.allocated_bytes, done
+    except SimulatedOutOfMemory:
+        return _state(
+            trace,
+            done,
+            trace.storages[trace.events[done]],
+            allocated_bytes=allocator.allocated_bytes,
+            reserved_bytes=allocator.reserved_bytes,
+            largest_free_bytes=max((block.size_bytes for block in allocator.free_blocks()), default=0),
+            capacity_bytes=capacity_bytes,
+        )
+    return _state(
+        trace,
+        peak,
+        None,
+        allocated_bytes=most,
+        reserved_bytes=allocator.peak_reserved_bytes,
+        capacity_bytes=capacity_bytes,
+    )
+
+
+def _state(trace: StepTrace, end: int, failed: Storage | None, **sizes: Any) -> MemoryState:
+    """Return the memory before the event with that index, whose allocation has failed, if any."""
+    return MemoryState(
+        holdings=_grouped(_living(trace, end)),
+        failed=_grouped([failed])[0] if failed is not None else None,
+        phase=[phase.name for phase in trace.phases if phase.first_event <= end][-1],
+        batch_size=trace.batch_size,
+        precision=trace.precision,
+        **sizes,
+    )
+
+
+def fits(
+    events: Sequence[int],
+    sizes: Sequence[int],
+    capacity_bytes: int,
+    *,
+    kind: type[CachingAllocator] = CachingAllocator,
+) -> bool:
     """Return True if a step with these events and storage sizes fits within the capacity."""
     try:
-        _replay(events, sizes, capacity_bytes)
+        _replay(events, sizes, kind(capacity_bytes))
     except SimulatedOutOfMemory:
         return False
     return True
@@ -94,7 +144,7 @@ def fits(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int) -> bo
 
 def replayed(events: Sequence[int], sizes: Sequence[int]) -> CachingAllocator:
     """Return an allocator without a capacity limit, after all events."""
-    return _replay(events, sizes, None)[0]
+    return _replay(events, sizes, CachingAllocator())[0]
 
 
 def most_alive_bytes(events: Sequence[int], sizes: Sequence[int]) -> int:
@@ -104,6 +154,26 @@ def most_alive_bytes(events: Sequence[int], sizes: Sequence[int]) -> int:
         alive += sizes[index] if index >= 0 else -sizes[~index]
         most = max(most, alive)
     return most
+
+
+def state_at_request(trace: StepTrace, size_bytes: int) -> MemoryState | None:
+    """Return the memory when an allocation of exactly that size failed, without an allocator; None if there is none.
+
+    Of several, it is the one with the most live bytes. The capacity is the largest at which it fails, or what earlier
+    allocations have used, if that is more.
+    """
+    alive = most = most_with_it = event = capacity_bytes = 0
+    for position, index in enumerate(trace.events):
+        size = trace.storages[index if index >= 0 else ~index].size_bytes
+        alive += size if index >= 0 else -size
+        if index >= 0 and size == size_bytes and alive > most_with_it:
+            most_with_it, event, capacity_bytes = alive, position, max(most, alive - 1)
+        most = max(most, alive)
+    if not most_with_it:
+        return None
+    held = most_with_it - size_bytes
+    failed = trace.storages[trace.events[event]]
+    return _state(trace, event, failed, allocated_bytes=held, reserved_bytes=held, capacity_bytes=capacity_bytes)
 
 
 def replay_of(
@@ -124,9 +194,8 @@ def replay_of(
         yield index, block
 
 
-def _replay(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int | None) -> tuple[CachingAllocator, int]:
+def _replay(events: Sequence[int], sizes: Sequence[int], allocator: CachingAllocator) -> tuple[CachingAllocator, int]:
     """Return the allocator after all events, and the index of the event with the peak of allocated bytes."""
-    allocator = CachingAllocator(capacity_bytes)
     peak_event = most = 0
     for event, _ in enumerate(replay_of(events, sizes, allocator)):
         if allocator.allocated_bytes > most:
@@ -134,8 +203,15 @@ def _replay(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int | N
     return allocator, peak_event
 
 
-def _largest(storages: Sequence[Storage]) -> tuple[Holding, ...]:
-    """Return the largest storages; equal ones of one layer are combined."""
+def _living(trace: StepTrace, end: int) -> list[Storage]:
+    """Return the storages that live before the event with that index."""
+    before = trace.events[:end]
+    dead = {~index for index in before if index < 0}
+    return [trace.storages[index] for index in before if index >= 0 and index not in dead]
+
+
+def _grouped(storages: Sequence[Storage]) -> tuple[Holding, ...]:
+    """Return the storages, largest first; equal ones of one layer are combined."""
     holdings = [
         Holding(
             layer=one.layer,
@@ -146,7 +222,7 @@ def _largest(storages: Sequence[Storage]) -> tuple[Holding, ...]:
         )
         for one, count in Counter(storages).items()
     ]
-    return tuple(sorted(holdings, key=lambda holding: -holding.size_bytes)[:_LARGEST])
+    return tuple(sorted(holdings, key=lambda holding: -holding.size_bytes))
 
 
 @dataclass(frozen=True, kw_only=True)

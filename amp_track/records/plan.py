@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+LARGEST_PLANNED = 2**24
+"""The largest batch to predict unless something limits it: more than anybody trains with."""
+
 
 class Category(StrEnum):
     """The use of an allocation."""
@@ -22,6 +25,7 @@ class Category(StrEnum):
     TEMPORARIES = "temporaries"  # everything else that is allocated within a step
     WORKSPACES = "workspaces"  # allocated by libraries at their first call, and kept
     CONVOLUTIONS = "workspaces of convolutions"  # allocated by a convolution during its call
+    OTHER = "other tensors"  # of an unknown use: only in snapshots of torch's allocator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,9 +199,11 @@ class PlanTask:
     precisions: tuple[str, ...]
     batch_size: int  # the batch size whose peak is predicted without a capacity
     targets: tuple[PlanTarget, ...]
-    max_batch_size: int  # the largest batch worth predicting
+    max_batch_size: int = LARGEST_PLANNED  # the largest batch worth predicting
     blas_workspace_bytes: int  # the cuBLAS workspace per calling thread if no target defines it
     effective_batch_size: int | None = None  # the requested number of samples per optimizer step
+    on_cuda: bool = True
+    """True if the capacity limits the segments that the CUDA allocator reserves, False if it limits live storages."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from amp_track.report import plan, summary, train
+from amp_track.report import explain, plan, summary, train
 from amp_track.report.table import Table
 from amp_track.results.compare import CompareResult
+from amp_track.results.explain import ExplainResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
@@ -23,7 +24,9 @@ _HEADINGS = {
 }
 
 
-def result_html(result: TrainResult | MaxBatchResult | SearchResult | CompareResult | PlanResult) -> str:
+def result_html(
+    result: TrainResult | MaxBatchResult | SearchResult | CompareResult | PlanResult | ExplainResult,
+) -> str:
     lines: list[str] = []
     match result:
         case TrainResult():
@@ -31,6 +34,9 @@ def result_html(result: TrainResult | MaxBatchResult | SearchResult | CompareRes
             tables, notes = train.tables(result), list(result.advice)
         case PlanResult():
             heading, tables, notes = "Predicted memory", plan.plan_tables(result), plan.plan_notes(result)
+        case ExplainResult():
+            heading, tables, notes = "Out of memory", explain.tables(result), explain.notes(result)
+            lines = [line for line in (explain.headline(result), explain.max_batch_line(result)) if line]
         case _:
             heading, tables, notes = _HEADINGS[type(result)], summary.tables(result), summary.notes(result)
             lines = list(result.answers) if isinstance(result, CompareResult) else []

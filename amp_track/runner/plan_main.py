@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import os
 import sysconfig
@@ -16,10 +15,10 @@ import torch
 
 from amp_track.config.job import Job, Rank
 from amp_track.config.precisions import Precision
-from amp_track.memory_plan.predict import Prediction, forecast
-from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
+from amp_track.memory_plan.predict import forecast, plan_precision
+from amp_track.memory_plan.replay import TraceFamily, with_workspaces
 from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue, summary
-from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlanReport, PlanTask, PrecisionPlan
+from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlanReport, PlanTask
 from amp_track.runner.process_setup import Sender
 from amp_track.targets.base import job_result_of_exception, load_target, users_traceback
 
@@ -67,41 +66,15 @@ def _alike(precisions: Sequence[str]) -> list[list[str]]:
 
 
 def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
-    step = load_target(job).fake_step(as_cuda=True)
+    step = load_target(job).fake_step(as_cuda=task.on_cuda)
     plans = []
     for names in _alike(task.precisions)[rank.index :: rank.count]:
-        first = _plan_precision(step, names[0], task)
+        first = plan_precision(step, names[0], task)
         for name in names:
             trains = {target.name for target in task.targets if name not in dict(target.lacks)}
             max_batches = tuple(max_batch for max_batch in first.max_batches if max_batch.target in trains)
             plans.append(dataclasses.replace(first, precision=name, max_batches=max_batches))
     return PlanReport(workload=job.workload, precisions=tuple(plans))
-
-
-def _plan_precision(step: FakeStep, precision: str, task: PlanTask) -> PrecisionPlan:
-    trace_at = functools.cache(lambda batch_size: step.trace(precision, batch_size).with_next_step())
-
-    def prediction(blas_workspace_bytes: int) -> Prediction:
-        return Prediction(lambda batch_size: with_workspaces(trace_at(batch_size), blas_workspace_bytes))
-
-    max_batches = []
-    for target in task.targets:
-        on_target = prediction(target.blas_workspace_bytes)
-        max_batch = on_target.max_batch(target.capacity_bytes, most=task.max_batch_size, target=target.name)
-        if task.effective_batch_size is not None:
-            way = on_target.way_to(task.effective_batch_size, max_batch.batch_size, target.capacity_bytes)
-            max_batch = dataclasses.replace(max_batch, way=way)
-        max_batches.append(max_batch)
-    traced = trace_at(task.batch_size)
-    trace = with_workspaces(traced, task.blas_workspace_bytes)
-    return PrecisionPlan(
-        precision=precision,
-        batch_size=task.batch_size,
-        peak=predict_peak(trace),
-        peak_with_workspaces=predict_peak(with_workspaces(traced, task.blas_workspace_bytes, convolutions=True)),
-        trace=trace,
-        max_batches=tuple(max_batches),
-    )
 
 
 def _forecasts(job: Job, task: ForecastTask) -> Forecasts:

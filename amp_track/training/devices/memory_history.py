@@ -1,0 +1,70 @@
+"""The memory history of torch's CUDA allocator, and what is called when an allocation fails.
+
+Private interfaces of torch (≥ 2.11): `_record_memory_history`, `_snapshot` and `_set_memory_metadata` of
+`torch.cuda.memory`; `_cuda_isHistoryEnabled` and `_cuda_attach_out_of_memory_observer` of `torch._C`. If a release of
+torch lacks `_set_memory_metadata`, allocations have no layer; without another one, AttributeError is raised.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from amp_track.records.errors import summary
+
+_MOST_ENTRIES = 100_000
+"""Of requests and releases: some tens of steps. A snapshot of so many has about 100 MB."""
+_log = logging.getLogger("amp_track")
+_observers: list[weakref.WeakMethod[Callable[[int, int, int, int], None]]] = []
+_is_attached = False
+
+
+def start() -> bool:
+    """Start the history, with the Python stack of each request, unless it is on. Return whether this call did."""
+    if torch._C._cuda_isHistoryEnabled():
+        return False
+    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
+    return True
+
+
+def stop() -> None:
+    """End the history and free it."""
+    torch.cuda.memory._record_memory_history(None)
+
+
+def snapshot() -> dict[str, Any]:
+    """Return a snapshot: containers, texts and numbers only."""
+    return torch.cuda.memory._snapshot()  # type: ignore[no-any-return]
+
+
+def set_layer(name: str) -> None:
+    """Record this text with the requests of this thread that follow."""
+    getattr(torch.cuda.memory, "_set_memory_metadata", lambda _: None)(name)
+
+
+def observe(observer: Callable[[int, int, int, int], None]) -> None:
+    """Call a method whenever an allocation fails, before its exception is raised, in the thread that requested it.
+
+    It gets the index of the device, the requested bytes, the limit of the allocator and the free bytes of the device.
+    torch cannot detach observers, so that one stays attached and knows the methods of the objects that live.
+    """
+    global _is_attached
+    _observers.append(weakref.WeakMethod(observer))
+    if not _is_attached:
+        torch._C._cuda_attach_out_of_memory_observer(_notify)  # type: ignore[attr-defined]
+        _is_attached = True
+
+
+def _notify(device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
+    """Call the observers. An exception here would replace that of the failed allocation."""
+    _observers[:] = [weak for weak in _observers if weak() is not None]
+    for weak in _observers:
+        try:
+            if (observer := weak()) is not None:
+                observer(device, requested_bytes, limit_bytes, free_bytes)
+        except Exception as error:
+            _log.warning("amp_track.watch could not record the failed allocation: %s", summary(error))
