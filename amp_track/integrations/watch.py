@@ -57,6 +57,10 @@ _FUSED_MOMENTUM = (
     "torch's fused SGD with momentum reads uninitialized memory if the GradScaler skips its first step. Leave "
     "fused=True out, or write zeros into its momentum before that step."
 )
+_FUSED_SHARDED = (
+    "With a fused optimizer, ShardedGradScaler checks only the gradients of its own rank (torch 2.14), so ranks skip "
+    "different steps. Leave fused=True out."
+)
 _NEVER_GROWS = (
     "The growth interval was set below the number of steps since the last overflow. GradScaler compares for equality, "
     "so the scale does not grow again before the next overflow."
@@ -211,6 +215,9 @@ class Watch:
         self._has_fused_momentum = self._scaler is not None and any(map(has_fused_momentum, named.values()))
         if self._has_fused_momentum:
             _log.warning("%s", _FUSED_MOMENTUM)
+        is_fused = any(getattr(each, "_step_supports_amp_scaling", False) for each in named.values())
+        if is_fused and "ShardedGradScaler" in [kind.__name__ for kind in type(self._scaler).__mro__]:
+            _log.warning("%s", _FUSED_SHARDED)
         self._hooks: list[Any] = [one.register_step_post_hook(stepped) for one in named.values()]
         self._hooks = self._hooks or [register_optimizer_step_post_hook(stepped)]
         if self._diagnosis is not None and self._scaler is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import math
 import pickle
@@ -17,8 +18,10 @@ from typing import Any
 import mlflow
 import pytest
 import torch
+from support import ROOT
 from torch import nn
 from torch.amp import GradScaler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
@@ -578,3 +581,24 @@ def test_nothing_waits_for_a_gpu_while_it_is_watched(cuda: torch.device) -> None
     result = watched.result()
     assert result.peak_bytes
     assert result.samples_per_second
+
+
+@pytest.mark.slow
+def test_ranks_agree_and_the_first_one_logs(client: mlflow.MlflowClient, tmp_path: Path) -> None:
+    script = ROOT / "tests" / "integrations" / "train_on_two_ranks.py"
+    subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True, timeout=120)
+    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
+    assert first["is_true"]
+    assert second == first
+    assert {1, 200, 201} < set(first["skipped_steps"])
+    (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert run.data.metrics["amp/skipped_steps"] == len(first["skipped_steps"])
+
+
+def test_a_fused_optimizer_is_named_whose_ranks_do_not_agree(caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    scaler = ShardedGradScaler("cpu", process_group=None)
+    for fused in (False, True):
+        optimizer = torch.optim.Adam(model.parameters(), fused=fused, foreach=False)
+        amp_track.watch(scaler, optimizer, log=False).close()
+        assert ("only the gradients of its own rank" in caplog.text) == fused
