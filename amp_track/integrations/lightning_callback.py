@@ -40,6 +40,8 @@ class AmpTrackCallback(pl.Callback):
             run = {"run_id": logger.run_id, "tracking_uri": logger.experiment.tracking_uri}
         if self._settings.get("diagnose_every") is not None or self._settings.get("on_oom") is not None:
             run["model"] = pl_module
+        if self.watch is not None and trainer.global_step:  # the same Trainer fits again
+            self._state = self.watch.state_dict()
         self.watch = watch(trainer.scaler, trainer.optimizers, state=self._state, **(run | self._settings))
 
     def on_train_batch_start(
@@ -78,4 +80,4 @@ class AmpTrackCallback(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the history of a checkpoint."""
-        self._state = state_dict
+        self._state, self.watch = state_dict, None

@@ -166,6 +166,15 @@ def test_a_checkpoint_continues_the_history(tmp_path: Path) -> None:
     assert scales_of(again) == [*scales_of(callback), *module.truth]
 
 
+def test_another_fit_of_the_same_trainer_continues_the_history() -> None:
+    callback, module = LightningCallback(log=False), Module()
+    trainer = fit(module, callback, max_epochs=1)
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module)
+    assert len(module.truth) == 100
+    assert scales_of(callback) == module.truth
+
+
 def test_a_fit_is_diagnosed_and_its_losses_are_counted(client: mlflow.MlflowClient) -> None:
     class Diverges(Module):
         def training_step(self, batch: Any, index: int) -> torch.Tensor:
