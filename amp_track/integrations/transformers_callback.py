@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from amp_track.integrations.watch import Watch, watch
 
 
-class AmpTrackCallback(TrainerCallback):
+class AmpTrackCallback(TrainerCallback, ExportableState):
     """Watches a training, as `amp_track.watch` does: `Trainer(..., callbacks=[AmpTrackCallback()])`.
 
     It logs to the active run of MLflow, which is that of transformers' own MLflowCallback, or to a new one. Of several
@@ -30,6 +31,10 @@ class AmpTrackCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Begin to watch."""
+        # Without an entry, as in a checkpoint of a training without this callback, transformers fails to save.
+        callbacks: Any = state.stateful_callbacks
+        saved = callbacks.setdefault(type(self).__name__, self.state())
+        saved = saved[-1] if isinstance(saved, list) else saved
         if not state.is_world_process_zero:
             return
         if self.watch is not None:  # auto_find_batch_size tries a smaller batch
@@ -39,9 +44,14 @@ class AmpTrackCallback(TrainerCallback):
             getattr(optimizer, "scaler", None),
             optimizer,
             model=kwargs["model"],
-            state={"steps": state.global_step},
+            state=(state.global_step and saved["attributes"]["history"]) or {"steps": state.global_step},
             **self._settings,
         )
+
+    def state(self) -> dict[str, Any]:
+        """Return the history for a checkpoint, which a training that resumes from it continues."""
+        history = self.watch.state_dict() if self.watch is not None else {}
+        return {"args": self._settings, "attributes": {"history": history}}
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Leave what follows out of samples/s, if it is no training."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -257,8 +258,8 @@ def trainer_of(folder: Path, callback: TransformersCallback, **settings: Any) ->
         max_position_embeddings=16,
     )  # fmt: skip
     arguments = TrainingArguments(
-        str(folder), use_cpu=True, save_strategy="no", disable_tqdm=True, per_device_train_batch_size=8,
-        **({"max_steps": 50, "report_to": [], "max_grad_norm": 0.0} | settings),
+        str(folder), use_cpu=True, disable_tqdm=True, per_device_train_batch_size=8,
+        **({"max_steps": 50, "report_to": [], "max_grad_norm": 0.0, "save_strategy": "no"} | settings),
     )  # fmt: skip
     trainer = Trainer(
         BertForSequenceClassification(config), arguments, train_dataset=Texts(), eval_dataset=Texts(),
@@ -303,6 +304,36 @@ def test_it_logs_to_the_run_of_mlflow_callback_which_has_ended_by_then(
     assert "per_device_train_batch_size" in found.data.params, "their run"
     assert found.data.metrics["amp/skipped_steps"] == len(callback.watch.skipped_steps)
     assert found.info.status == "FINISHED"
+
+
+def test_a_checkpoint_of_a_trainer_continues_the_history(tmp_path: Path) -> None:
+    first = TransformersCallback(log=False)
+    trainer, spoiler = trainer_of(tmp_path, first, save_strategy="steps", save_steps=25)
+    trainer.train()
+    callback = TransformersCallback(log=False)
+    trainer, again = trainer_of(tmp_path, callback)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-25"))
+    assert again.scales
+    assert scales_of(callback)[:25] == spoiler.scales[:25]
+    assert scales_of(callback)[25:] == again.scales
+    assert first.watch is not None
+    assert callback.watch is not None
+    skipped = [step for step in first.watch.skipped_steps if step <= 25]
+    assert list(callback.watch.skipped_steps[: len(skipped)]) == skipped
+
+
+def test_a_checkpoint_made_without_the_callback_can_be_resumed_and_saved(tmp_path: Path) -> None:
+    trainer, _ = trainer_of(tmp_path, TransformersCallback(log=False), save_strategy="steps", save_steps=20)
+    trainer.remove_callback(TransformersCallback)
+    trainer.train()
+    shutil.rmtree(tmp_path / "checkpoint-40")
+    callback = TransformersCallback(log=False)
+    trainer, again = trainer_of(tmp_path, callback, save_strategy="steps", save_steps=20)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-20"))
+    assert (tmp_path / "checkpoint-40").is_dir()
+    assert callback.watch is not None
+    assert callback.watch.steps == 50
+    assert scales_of(callback)[20:] == again.scales
 
 
 def test_a_smaller_batch_begins_a_new_record(tmp_path: Path) -> None:
