@@ -4,8 +4,8 @@
 
 The hooks of max-batch stay in a process, so each loop runs in a fresh one, in turns. `amp_track.watch` comes and goes:
 one loop with a GradScaler is watched and not watched in turns, in blocks of steps, with and without logging to MLflow
-on SQLite every 0.1 s (the default is 10 s). All use one thread. The CPU time of a step tells more than wall time, which
-noise hides. The small step shows the cost itself; the large one takes about 5 ms.
+on SQLite every 0.1 s (the default is 10 s), and with `on_oom` (on a CPU, without the history of an allocator). All use
+one thread. The CPU time of a step tells more than wall time, which noise hides. The small step shows the cost itself; the large one takes about 5 ms.
 
 Writes benchmarks/results/watching-cpu.json.
 """
@@ -31,6 +31,11 @@ WARM_UP_STEPS = 20
 WIDTHS = {"small step": (16, 2000), "5 ms step": (1024, 300)}
 """The width of the network and the number of timed steps."""
 BATCH_SIZE = 64
+VARIANTS: dict[str, dict[str, Any]] = {
+    "amp_track.watch": {"log": False},
+    "amp_track.watch with MLflow": {"log": True, "log_every_seconds": 0.1},
+    'amp_track.watch with on_oom="explain"': {"log": False, "on_oom": "explain"},
+}
 BLOCKS = 24
 """Pairs of blocks of steps, watched and not watched, of one loop."""
 
@@ -66,7 +71,7 @@ def seconds_per_step(width: int, steps: int, *, watched: bool) -> dict[str, floa
     return {"cpu_seconds": cpu_seconds / steps, "wall_seconds": wall_seconds / steps}
 
 
-def seconds_of_watch(width: int, steps: int, *, logs: bool) -> dict[str, list[float]]:
+def seconds_of_watch(width: int, steps: int, settings: dict[str, Any]) -> dict[str, list[float]]:
     """Return the CPU seconds of a step of one loop, watched and not watched, for each pair of blocks."""
     import torch
     from torch import nn
@@ -95,7 +100,7 @@ def seconds_of_watch(width: int, steps: int, *, logs: bool) -> dict[str, list[fl
     for pair in range(BLOCKS):
         for watched in (False, True) if pair % 2 == 0 else (True, False):
             if watched:
-                with amp_track.watch(scaler, optimizer, model=model, log=logs, log_every_seconds=0.1):
+                with amp_track.watch(scaler, optimizer, model=model, **settings):
                     found["watched"].append(block())
             else:
                 found["bare"].append(block())
@@ -124,10 +129,11 @@ def measure(repeats: int) -> dict[str, Any]:
     summaries = {case: _summary(of_case) for case, of_case in runs.items()}
     found = provenance(JobRunner(workload).inspect(Job(workload=workload, device="cpu")))
     for case in WIDTHS:
-        for logs in (False, True):
-            name = f"amp_track.watch{' with MLflow' if logs else ''}, {case}"
-            blocks = _in_own_process("--watch", case, str(logs))
-            summaries[name] = _summary({kind: [{"cpu_seconds": each} for each in blocks[kind]] for kind in blocks})
+        for variant in VARIANTS:
+            blocks = _in_own_process("--watch", case, variant)
+            summaries[f"{variant}, {case}"] = _summary(
+                {kind: [{"cpu_seconds": each} for each in blocks[kind]] for kind in blocks}
+            )
     return {**found, "n": repeats, "blocks": BLOCKS, "summaries": summaries, "runs": runs}
 
 
@@ -147,11 +153,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=9, help="measurements per case (default 9)")
     parser.add_argument("--one", nargs=2, metavar=("CASE", "WATCHED"), help=argparse.SUPPRESS)
-    parser.add_argument("--watch", nargs=2, metavar=("CASE", "LOGS"), help=argparse.SUPPRESS)
+    parser.add_argument("--watch", nargs=2, metavar=("CASE", "VARIANT"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.watch:
-        case, logs = arguments.watch
-        print(json.dumps(seconds_of_watch(*WIDTHS[case], logs=logs == "True")))
+        case, variant = arguments.watch
+        print(json.dumps(seconds_of_watch(*WIDTHS[case], VARIANTS[variant])))
         return
     if arguments.one:
         case, watched = arguments.one

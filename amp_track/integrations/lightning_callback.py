@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import lightning.pytorch as pl
@@ -47,9 +48,12 @@ class AmpTrackCallback(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Begin the diagnosis of a step."""
+        """Begin the diagnosis of a step, and note its batch."""
         if self.watch is not None:
             self.watch.begin_step()
+            if pl_module.automatic_optimization:
+                takes_index = len(inspect.signature(pl_module.training_step).parameters) > 1
+                self.watch.begin_batch(batch, *([batch_idx] if takes_index else []), method="training_step")
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

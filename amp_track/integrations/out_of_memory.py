@@ -1,7 +1,7 @@
 """Explain the out-of-memory error of a training that is watched: `amp_track.watch(…, on_oom="explain")`.
 
-On CUDA a snapshot of the allocator is written when an allocation fails. In addition, and on a CPU instead, the memory
-plan of the model predicts the rest of the step.
+On CUDA a snapshot of the allocator is written after the error: its history goes back to the failed allocation. In
+addition, and on a CPU instead, the memory plan of the model predicts the rest of the step.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from amp_track.memory_plan import gpus
 from amp_track.memory_plan.allocator import PlainAllocator
 from amp_track.memory_plan.explanation import explained
 from amp_track.memory_plan.replay import state_at_failure, state_at_request
-from amp_track.memory_plan.snapshot_reader import NOTES, Notes, read_snapshot
+from amp_track.memory_plan.snapshot_reader import NOTES, Notes, state_of
 from amp_track.records.errors import summary
+from amp_track.records.memory_state import MemoryState
 from amp_track.records.plan import Category, PlanTarget, PlanTask, PrecisionPlan
 from amp_track.results.explain import ExplainResult
-from amp_track.training.amp.tensors import batch_length, map_tensors, tensors
+from amp_track.training.amp.tensors import map_tensors, samples_in, tensors, unwrapped
 from amp_track.training.devices import memory_history
 from amp_track.training.devices.cpu import CpuDevice, process_bytes
 from amp_track.training.devices.oom import is_out_of_memory, requested_bytes
@@ -45,67 +46,100 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("amp_track")
 _SOURCE = "the watched training"
-_OPTIMIZER = "optimizer"
-_FORWARD = "forward"
+
+
+class NoPlan(Exception):
+    """The memory plan of a watched model is impossible; the message is the reason."""
 
 
 class OutOfMemoryWatch:
-    """Knows the model, the optimizers and the last batch of a training, to explain a failed allocation."""
+    """Knows the model, the optimizers and the last batch of a training, to explain a failed allocation.
+
+    Raises:
+        AttributeError: torch has changed a private interface of `memory_history`.
+    """
 
     def __init__(self, model: nn.Module, optimizers: Mapping[str, Optimizer], device: torch.device) -> None:
-        self.file: Path | None = None
-        """The snapshot of the last failed allocation on CUDA."""
-        self._model = _base(model)
+        self._model = unwrapped(model)
         self._optimizers = list(optimizers.values())
         self._device = device
         self._is_cuda = device.type == "cuda"
-        self._phase = ""
+        self._is_in_step = False
         self._layers = [""]
-        self._batch: list[weakref.ref[Tensor]] = []
+        self._forward_passes = 0
+        """Since the last update."""
         self._example: Any = None
-        self._precision = ""
-        self._accumulates = False
+        """The arguments of the last forward pass, without memory."""
+        self._method = "forward"
+        self._batch: list[weakref.ref[Tensor]] = []
+        self._is_separate = True
+        self._precision = [""]
+        self._failure: Notes | None = None
+        self._trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._stack = ExitStack()
-        if self._is_cuda:
-            if memory_history.start():
-                self._stack.callback(memory_history.stop)
-            memory_history.observe(self._failed)
-            if self._model is model:  # the layers of a compiled model do not run one by one
-                self._name_layers()
-        else:
-            # What a failed allocation leaves may not suffice for these imports.
-
-            import amp_track.memory_plan.fake_step  # noqa: F401
-
+        weakref.finalize(self, self._stack.close)
+        leaf = next((each for each in self._model.modules() if not list(each.children())), self._model)
+        hook = leaf.register_forward_pre_hook(_Precision(self._precision, device.type))
+        self._stack.callback(hook.remove)  # autocast may begin within the model, as in accelerate
+        if not self._is_cuda:
             self._free_bytes = _free_bytes() + sum(_bytes(each) for _, each in self._tensors_of_model())
-        for optimizer in self._optimizers:
-            for hook in (optimizer.register_step_pre_hook(self._in_update),):
-                self._stack.callback(hook.remove)
+            return
+        if memory_history.start():
+            self._stack.callback(memory_history.stop)
+        memory_history.observe(self._failed)
+        if not hasattr(model, "_orig_mod"):  # the layers of a compiled model do not run one by one
+            self._name_layers()
 
     def close(self) -> None:
         """Remove the hooks, and end the history if this object has started it."""
+        if self._is_cuda:
+            memory_history.forget(self._failed)
         self._stack.close()
 
-    def began(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Remember the batch of a forward pass of the model."""
-        self._phase = _FORWARD
+    def began(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str = "forward") -> None:
+        """Remember the batch of a forward pass of the model in training, which this method of it makes."""
+        if method == "forward" and self._method != "forward":
+            return  # within that of the other method
+        self._is_in_step, self._method = True, method
         self._batch = [weakref.ref(each) for each in tensors((args, kwargs))]
         self._example = map_tensors(lambda each: torch.empty_like(each, device="meta"), (args, dict(kwargs)))
-        self._precision = _precision(self._model, self._device)
-        self._accumulates = any(parameter.grad is not None for parameter in self._model.parameters())
+        self._forward_passes += 1
+        if self._forward_passes > 1:  # after a backward pass gradients are accumulated
+            self._is_separate = bool(self._trained) and self._trained[-1].grad is not None
+
+    def updated(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer step has ended."""
+        self.left()
+        self._forward_passes = 0
+        if not any(optimizer is known for known in self._optimizers):
+            own = set(map(id, self._trained))
+            if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+                self._optimizers.append(optimizer)
+
+    def left(self) -> None:
+        """Note that what follows belongs to no training step, such as an evaluation."""
+        self._is_in_step = False
 
     def explanation(self, error: BaseException | None) -> ExplainResult | None:
-        """Return the explanation of the error that ended the training; None if it is another one.
-
-        On CUDA, a failed allocation that was caught is explained, too.
-        """
-        if self.file is not None:
-            state = read_snapshot(self.file)
-            return explained(state, source=str(self.file), plans=self._plans_or_none(state.capacity_bytes))
-        if self._is_cuda or error is None or not is_out_of_memory(error):
+        """Return the explanation of the error that ended the training; None if it is another one, or not known."""
+        if error is None or not is_out_of_memory(error):
             return None
-        with _limits_lifted():  # the tensors of the step are still held
-            return self._predicted(requested_bytes(error))
+        if not self._is_cuda:
+            try:
+                with _limits_lifted():  # the tensors of the step are still held
+                    return self._predicted(requested_bytes(error))
+            except NoPlan as reason:
+                _log.warning("amp_track.watch cannot explain the out-of-memory error: %s.", reason)
+                return None
+        if self._failure is None:
+            return None  # of memory that the allocator does not have
+        notes = dataclasses.replace(self._failure, owners={**dict(self._owners()), **self._failure.owners})
+        data = memory_history.snapshot() | {NOTES: notes.as_dict()}
+        file = _new_file()
+        file.write_bytes(pickle.dumps(data))
+        state = state_of(data)
+        plans, no_plan = self._plans_or_reason(state)
+        return explained(state, source=str(file), plans=plans, no_plan=no_plan)
 
     def _predicted(self, requested: int | None) -> ExplainResult:
         """Return the explanation of a failed allocation on a CPU, by the memory plan of the model.
@@ -113,7 +147,12 @@ class OutOfMemoryWatch:
         Kernels of a CPU use memory that no plan shows. The request that failed tells how much was left for tensors.
         """
         step = self._fake_step()
-        trace = step.trace(self._precision, self._samples()).with_next_step()
+        try:
+            trace = step.trace(self._precision[0], self._samples()).with_next_step()
+        except NoPlan:
+            raise
+        except Exception as error:
+            raise NoPlan(f"its step cannot be predicted: {summary(error)}") from error
         state = state_at_request(trace, requested) if requested is not None else None
         known_bytes = state.capacity_bytes if state is not None else None
         capacity_bytes = min(known_bytes or self._free_bytes, self._free_bytes)
@@ -125,9 +164,6 @@ class OutOfMemoryWatch:
         plans = self._plans(step, capacity_bytes)
         return explained(state, source=_SOURCE, plans=plans, is_cuda=False, is_predicted=True)
 
-    def _in_update(self, *_: Any) -> None:
-        self._phase = _OPTIMIZER
-
     def _name_layers(self) -> None:
         for name, module in self._model.named_modules():
             entering, leaving = _Entering(self._layers, name), _Leaving(self._layers)
@@ -136,29 +172,21 @@ class OutOfMemoryWatch:
         self._stack.callback(memory_history.set_layer, "")
 
     def _failed(self, device: int, _: int, limit_bytes: int, free_bytes: int) -> None:
-        """Write a snapshot with notes, before the exception of the failed allocation is raised."""
+        """Note where an allocation has failed. It is cheap: many are caught, as those of cuDNN's attempts."""
         if device != (self._device.index if self._device.index is not None else torch.cuda.current_device()):
             return
-        is_backward = running_node_number() is not None
-        notes = Notes(
-            owners=dict(self._owners()),
+        batch = {address: (Category.BATCH.value, "") for weak in self._batch if (address := _address(weak()))}
+        self._failure = Notes(
+            owners=batch,
             missing=self._missing(),
-            batch_size=self._samples() if self._example is not None else None,
-            precision=self._precision,
-            phase="backward" if is_backward else self._phase,
-            layer="" if is_backward or self._phase == _OPTIMIZER else self._layers[-1],
+            batch_size=samples_in(self._example) or None if self._is_in_step else None,
+            precision=self._precision[0],
+            has_16_bit_weights=any(parameter.element_size() == 2 for parameter in self._trained),
+            phase="backward" if running_node_number() is not None else "",
+            layer=self._layers[-1],
             device_bytes=torch.cuda.get_device_properties(device).total_memory,
             limit_bytes=min(limit_bytes, torch.cuda.memory_reserved(device) + free_bytes),
         )
-        file = Path(f"amp_track-oom-{os.getpid()}.pickle").absolute()
-        with file.open("wb") as opened:
-            pickle.dump(memory_history.snapshot() | {NOTES: notes.as_dict()}, opened)
-        self.file = file
-        _log.warning("Out of memory: %s has what held it. amp-track explain shows it.", file)
-
-    def _samples(self) -> int:
-        """Return the first dimension of the last batch."""
-        return batch_length(self._example)
 
     def _tensors_of_model(self) -> Iterator[tuple[str, Tensor]]:
         yield from itertools.chain(self._model.named_parameters(), self._model.named_buffers())
@@ -169,94 +197,133 @@ class OutOfMemoryWatch:
         for name, tensor in self._tensors_of_model():
             layer = layers[id(tensor)] = name.rpartition(".")[0]
             yield _address(tensor), (Category.PARAMETERS.value, layer)
-            if tensor.grad is not None:
-                yield _address(tensor.grad), (Category.GRADIENTS.value, layer)
+            yield _address(tensor.grad), (Category.GRADIENTS.value, layer)
         for optimizer in self._optimizers:
             for parameter, state in optimizer.state.items():
                 for tensor in tensors(state):
                     yield _address(tensor), (Category.OPTIMIZER_STATE.value, layers.get(id(parameter), ""))
-        for weak in self._batch:
-            if (alive := weak()) is not None:
-                yield _address(alive), (Category.BATCH.value, "")
 
     def _missing(self) -> dict[str, int]:
         """Return the bytes of the gradients that do not exist yet, by category.
 
         The optimizer state of a first step is left out: only the memory plan knows it.
         """
-        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        size_bytes = sum(_bytes(parameter) for parameter in trained if parameter.grad is None)
+        size_bytes = sum(_bytes(parameter) for parameter in self._trained if parameter.grad is None)
         return {Category.GRADIENTS.value: size_bytes} if size_bytes else {}
 
-    def _plans_or_none(self, capacity_bytes: int | None) -> Sequence[PrecisionPlan]:
-        """Return the memory plans, or none if there is no capacity, or the model cannot be planned."""
-        if capacity_bytes is None:
-            return ()
+    def _plans_or_reason(self, state: MemoryState) -> tuple[Sequence[PrecisionPlan], str]:
+        """Return the memory plans within the memory that other tensors leave, or none and the reason."""
+        if state.capacity_bytes is None:
+            return (), "the capacity is unknown"
+        others = state.by_category.get(Category.OTHER, 0)
         try:
-            plans = self._plans(self._fake_step(), capacity_bytes)
-            return () if plans[0].trace.recurrent else plans  # cuDNN keeps more of such a layer than is planned
-        except Exception as failure:  # of any model; the snapshot tells enough without
-            _log.info("no memory plan of the watched model: %s", summary(failure))
-            return ()
+            plans = self._plans(self._fake_step(), state.capacity_bytes - others)
+        except NoPlan as reason:
+            return (), str(reason)
+        except Exception as error:  # of any model
+            return (), f"its step cannot be predicted: {summary(error)}"
+        if plans[0].trace.recurrent:
+            return (), "cuDNN keeps more of a recurrent layer than is known"
+        return plans, ""
 
     def _fake_step(self) -> FakeStep:
-        """Return the step of the model and its optimizer on the last batch. Raises whatever the model raises."""
+        """Return the step of the model and its optimizer on the last batch. Raises NoPlan."""
         from amp_track.memory_plan.fake_step import FakeStep
 
-        (optimizer,) = self._optimizers  # several ones train in an order that is unknown here
-        input = _one_argument(self._model, *self._example)
-        job = Job(
-            workload=_SOURCE, batch_size=self._samples(), learning_rate=1e-3, grad_accum=1 + self._accumulates
-        )  # fmt: skip
+        if not self._is_in_step or not self._samples():
+            raise NoPlan("it failed outside of a step of the model on a batch of tensors")
+        if len(self._optimizers) != 1:
+            raise NoPlan("it is known for one optimizer only: give watch that of the model")
+        (optimizer,) = self._optimizers
+        known = set(map(id, self._model.parameters()))
+        if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
+            raise NoPlan("the optimizer trains parameters that are not the model's")
+        if not self._is_separate:
+            raise NoPlan("the model runs several times in a step")
+        accumulates = self._forward_passes > 1
+        job = Job(workload=_SOURCE, batch_size=self._samples(), learning_rate=1e-3, grad_accum=1 + accumulates)
         target = torch.empty(self._samples(), device="meta")
-        return FakeStep(job, _Watched(self._model, optimizer), (input, target), as_cuda=self._is_cuda)
+        workload = _Watched(self._model, optimizer, self._method)
+        return FakeStep(job, workload, (self._example, target), as_cuda=self._is_cuda)
+
+    def _samples(self) -> int:
+        """Return the first dimension of the last batch, or 0."""
+        return samples_in(self._example)
 
     def _plans(self, step: FakeStep, capacity_bytes: int) -> Sequence[PrecisionPlan]:
         """Return the memory plans of the step at its precision and at a lower one, within the capacity."""
         from amp_track.memory_plan.predict import plan_precision
 
         workspace_bytes = gpus.blas_workspace_bytes() if self._is_cuda else 0
+        precision = self._precision[0]
         task = PlanTask(
-            precisions=(self._precision, *(["bf16"] if self._precision == "fp32" else [])),
+            precisions=(precision, *(["bf16"] if precision == "fp32" else [])),
             batch_size=self._samples(),
             targets=(PlanTarget(name="", capacity_bytes=capacity_bytes, blas_workspace_bytes=workspace_bytes),),
             blas_workspace_bytes=workspace_bytes,
             on_cuda=self._is_cuda,
         )
-        return [plan_precision(step, precision, task) for precision in task.precisions]
+        return [plan_precision(step, each, task) for each in task.precisions]
 
 
-class _Entering:
-    """A hook that names the layer of the allocations that follow. A copy of the model has one without effect."""
+class _Hook:
+    """A forward hook that a copy of the model does not have, and torch.compile does not trace."""
+
+    def __call__(self, module: nn.Module, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.run(module)
+
+    def run(self, module: nn.Module) -> None:
+        """Do nothing: the hook of a copied model."""
+
+    def __reduce__(self) -> Any:
+        return _Hook, ()
+
+
+class _Precision(_Hook):
+    """Notes the precision in which a layer runs: that of autocast, or of its weights."""
+
+    def __init__(self, found: list[str], device_type: str) -> None:
+        self._found, self._device_type = found, device_type
+
+    def run(self, module: nn.Module) -> None:
+        dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
+        if torch.is_autocast_enabled(self._device_type):
+            dtype = torch.get_autocast_dtype(self._device_type)
+        self._found[0] = {torch.float16: "amp", torch.bfloat16: "bf16"}.get(dtype, "fp32")
+
+
+class _Entering(_Hook):
+    """Names the layer of the allocations that follow."""
 
     def __init__(self, layers: list[str], name: str = "") -> None:
         self._layers, self._name = layers, name
 
-    def __call__(self, *_: Any) -> None:
+    def run(self, module: nn.Module) -> None:
         self._layers.append(self._name)
         memory_history.set_layer(self._name)
 
-    def __reduce__(self) -> Any:
-        return type(self), ([],)
-
 
 class _Leaving(_Entering):
-    """A hook that names the layer around the one that has returned."""
+    """Names the layer around the one that has returned."""
 
-    def __call__(self, *_: Any) -> None:
+    def run(self, module: nn.Module) -> None:
         if len(self._layers) > 1:
             self._layers.pop()
             memory_history.set_layer(self._layers[-1])
 
 
 class _Watched(Workload):
-    """A watched model and its optimizer as a workload, whose loss is the model's own or the sum of its output."""
+    """A watched model and its optimizer as a workload, whose loss is the model's own or the sum of its output.
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+    The input of a batch is (args, kwargs) of the method that makes the forward pass.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, method: str) -> None:
+        self._model, self._optimizer, self._method = model, optimizer, method
 
     def model(self) -> nn.Module:
-        """Return a copy of the model, without memory within `fake_tensors`."""
+        """Return a copy of the model, without memory within `fake_tensors`. Raises NoPlan."""
         memo: dict[int, Any] = {}
         for module in self._model.modules():
             held = itertools.chain(vars(module).values(), module._parameters.values(), module._buffers.values())
@@ -265,7 +332,18 @@ class _Watched(Workload):
                     empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
                     is_parameter = isinstance(tensor, nn.Parameter)
                     memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-        return copy.deepcopy(self._model, memo)
+        copied = copy.deepcopy(self._model, memo)
+        for module in copied.modules():
+            wrapper, wrapped = vars(module).pop("forward", None), vars(module).pop("_original_forward", None)
+            if wrapper is not None and wrapped is None:  # it may run the watched model instead of its copy
+                raise NoPlan("a module has another forward than its class")  # accelerate keeps the original one
+        run = getattr(copied, self._method)
+
+        def forward(input: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+            return run(*input[0], **input[1])
+
+        copied.forward = forward
+        return copied
 
     def train_data(self) -> Any:
         raise NotImplementedError("a plan has an example instead")
@@ -294,30 +372,18 @@ class _Watched(Workload):
         return torch.stack([each.float().sum() for each in tensors(output) if each.is_floating_point()]).sum()
 
 
-def _base(model: nn.Module) -> nn.Module:
-    """Return the model within DistributedDataParallel and `torch.compile`."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        model = model.module
-    return getattr(model, "_orig_mod", model)
+def _new_file() -> Path:
+    """Return a file of the working folder that does not exist yet."""
+    names = (f"amp_track-oom-{os.getpid()}{f'-{number}' if number else ''}.pickle" for number in itertools.count())
+    return next(file for name in names if not (file := Path(name).absolute()).exists())
 
 
-def _one_argument(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the arguments of a forward pass as the input of a batch: one argument, or keywords."""
-    if len(args) == 1 and not kwargs:
-        return args[0]
-    return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
-
-
-def _precision(model: nn.Module, device: torch.device) -> str:
-    """Return the precision of the forward pass that begins: that of autocast, or of the weights."""
-    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
-    if torch.is_autocast_enabled(device.type):
-        dtype = torch.get_autocast_dtype(device.type)
-    return {torch.float16: "amp", torch.bfloat16: "bf16"}.get(dtype, "fp32")
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _address(tensor: Tensor | None) -> int:
+    """Return the address of a tensor's storage; 0 if it has none, as a sparse one."""
+    try:
+        return tensor.untyped_storage().data_ptr() if tensor is not None else 0
+    except (NotImplementedError, RuntimeError):
+        return 0
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -226,9 +226,7 @@ class Watch:
             self._hooks.append(model.register_forward_pre_hook(_ForwardHook(self), with_kwargs=True))
         self._out_of_memory: OutOfMemoryWatch | None = None
         if on_oom is not None and model is not None:
-            from amp_track.integrations.out_of_memory import OutOfMemoryWatch  # seldom needed
-
-            self._out_of_memory = OutOfMemoryWatch(model, named, self.device)
+            self._out_of_memory = _out_of_memory_watch(model, named, self.device)
         weakref.finalize(self, _remove, self._hooks)
 
     def __enter__(self) -> Watch:
@@ -463,8 +461,16 @@ class Watch:
     @_safely
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._calls[id(optimizer)] += 1
+        if self._out_of_memory is not None:
+            self._out_of_memory.updated(optimizer)
         self._wait.step_submitted()
         self._log_now_and_then()
+
+    @_safely
+    def begin_batch(self, *args: Any, method: str) -> None:
+        """Tell that this method of the model makes the next forward pass, with these arguments."""
+        if self._out_of_memory is not None:
+            self._out_of_memory.began(args, {}, method)
 
     @_safely
     def begin_step(self) -> None:
@@ -477,6 +483,8 @@ class Watch:
     def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not module.training:
             self.pause()
+            if self._out_of_memory is not None:
+                self._out_of_memory.left()
         if not module.training or not torch.is_grad_enabled() or getattr(module, "_is_replica", False):
             return
         self.begin_step()
@@ -580,6 +588,22 @@ class Watch:
             run.text("out-of-memory.txt", explain_report.text(self.explanation))
         if advice := self.advice():
             run.tags({"amp_track.advice": "\n".join(advice)})
+
+
+def _out_of_memory_watch(
+    model: nn.Module, optimizers: Mapping[str, Optimizer], device: torch.device
+) -> OutOfMemoryWatch | None:
+    """Return what explains an out-of-memory error. Warn and return None if the device or torch does not support it."""
+    if device.type not in ("cpu", "cuda"):
+        _log.warning("amp_track.watch cannot explain an out-of-memory error on %s, only on CUDA and CPUs.", device.type)
+        return None
+    from amp_track.integrations.out_of_memory import OutOfMemoryWatch  # seldom needed
+
+    try:
+        return OutOfMemoryWatch(model, optimizers, device)
+    except Exception as error:  # such as that of an allocator without a history
+        _log.warning("amp_track.watch cannot explain an out-of-memory error here: %s", summary(error))
+        return None
 
 
 class _NoSuchRun(ValueError):

@@ -5,22 +5,23 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from amp_track.config.job import micro_batch
 from amp_track.memory_plan.allocator import CachingAllocator, PlainAllocator
 from amp_track.memory_plan.replay import state_at_failure
 from amp_track.records.memory_state import MemoryState, WayOut
-from amp_track.records.plan import Category, PrecisionPlan
+from amp_track.records.plan import OPTIMIZER, Category, PrecisionPlan
 from amp_track.results.explain import ExplainResult
 
-_BLOCK = re.compile(r"(?:[^.(]+\.)*?\d+(?=\.|$)|[^.(]+")
-"""The block of a layer: its name up to the first index, such as `layer1.0` of `layer1.0.conv1`; `(loss)` has none."""
+_BLOCK = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)|[^.]+")
+"""The block of a layer: its name up to the first index, such as `layer1.0` of `layer1.0.conv1`."""
 _EIGHT_BIT = 0.75 - 4 / 256 / 4
 """What 8-bit blockwise quantization saves of a 32-bit state: one scale of 4 bytes per block of 256 values (Dettmers et
 al., 2110.02861)."""
 
 
+_COST_OF_16_BIT = "faster where the device computes in 16 bits; check the metric"
 _WORTH_IT = 0.01
 """A change that saves a smaller part of the memory is left out."""
 
@@ -30,6 +31,7 @@ def explained(
     *,
     source: str,
     plans: Sequence[PrecisionPlan] = (),
+    no_plan: str = "",
     is_cuda: bool = True,
     is_predicted: bool = False,
     happened: bool = True,
@@ -41,18 +43,19 @@ def explained(
         source: the file of the snapshot, or the target.
         plans: the memory plans at the precision of the training, and then at lower ones, with the capacity as their
             only target. Without them, sizes are assumed to grow linearly with the batch.
+        no_plan: why there are no plans.
         is_cuda: whether the memory is that of PyTorch's caching allocator.
         is_predicted: whether the state is predicted, too.
         happened: whether an allocation has really failed, which overrules the plans.
     """
-    peak, lower = None, plans[1:]
-    max_batch = state.max_batch()
-    is_upper_bound = state.failed is not None and state.phase not in ("backward", "optimizer")
+    peak, max_batch, is_upper_bound = None, state.max_batch(), True  # the rest of the step is unknown
     if plans:
         kind = CachingAllocator if is_cuda else PlainAllocator
         peak = dataclasses.replace(
-            state_at_failure(plans[0].trace, None, kind=kind), capacity_bytes=state.capacity_bytes
-        )  # fmt: skip
+            state_at_failure(plans[0].trace, None, kind=kind),
+            capacity_bytes=state.capacity_bytes,
+            has_16_bit_weights=state.has_16_bit_weights,
+        )
         max_batch, is_upper_bound = plans[0].max_batches[0].batch_size, False
     if happened and max_batch is not None and state.batch_size is not None and max_batch >= state.batch_size:
         max_batch, is_upper_bound = state.batch_size - 1, True
@@ -60,7 +63,8 @@ def explained(
         source=source,
         state=state,
         peak=peak,
-        ways_out=ways_out(state, peak=peak or state, max_batch=max_batch, lower=lower, is_cuda=is_cuda),
+        no_plan=no_plan,
+        ways_out=_ways_out(state, peak or state, None if peak and is_upper_bound else max_batch, plans[1:], is_cuda),
         max_batch=max_batch,
         is_upper_bound=is_upper_bound,
         is_predicted=is_predicted,
@@ -69,121 +73,106 @@ def explained(
     )
 
 
-def ways_out(
-    state: MemoryState,
-    *,
-    peak: MemoryState,
-    max_batch: int | None,
-    lower: Sequence[PrecisionPlan] = (),
-    is_cuda: bool = True,
+def _ways_out(
+    state: MemoryState, peak: MemoryState, max_batch: int | None, lower: Sequence[PrecisionPlan], is_cuda: bool
 ) -> tuple[WayOut, ...]:
     """Return the changes that save memory, cheapest first.
 
     Args:
         state: the memory at the failure.
         peak: the memory at the peak of a step with the same batch, or as close to it as is known.
-        max_batch: the max batch without a change; None if unknown.
+        max_batch: the max batch without a change; None if unknown, and then also with one.
         lower: the memory plans at lower precisions for the same batch and capacity, if there are any.
         is_cuda: whether the memory is that of PyTorch's caching allocator.
     """
-    found = [
-        *(_defragmented(state) if is_cuda else ()),
-        *_lower_precision(peak, lower),
-        *_accumulated(peak, max_batch),
-        *_single_tensor(state),
-        *_small_states(peak),
-        *_checkpointed(peak),
-    ]
+    linear = peak.max_batch()
+
+    def batch_with(saved_bytes: float, saved_sample_bytes: float = 0) -> int | None:
+        """Return the max batch with a change: larger than without by the factor of two linear estimates."""
+        changed = peak.max_batch(saved_bytes=saved_bytes, saved_sample_bytes=saved_sample_bytes)
+        return int(max_batch * changed / linear) if max_batch is not None and changed is not None and linear else None
+
+    samples = peak.batch_size or 1
+    found: list[WayOut] = []
+    is_split = state.failed is not None and state.largest_free_bytes < state.failed.size_bytes <= state.unused_bytes
+    if is_cuda and is_split and not state.expandable_segments:
+        found.append(
+            WayOut(
+                change="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+                cost="none: the unused memory would be enough in one piece",
+                saved_bytes=state.unused_bytes,
+            )
+        )
+    for plan in lower:
+        found.append(
+            WayOut(
+                change=f"{plan.precision} instead of {peak.precision}",
+                cost=_COST_OF_16_BIT,
+                saved_bytes=peak.reserved_bytes - plan.peak.reserved_bytes,
+                max_batch=plan.max_batches[0].batch_size if max_batch is not None else None,
+            )
+        )
+    if not lower and peak.precision in ("", "fp32", "tf32") and not peak.has_16_bit_weights:
+        # autocast keeps activations in 16 bits, and a 16-bit copy of each weight
+        copies, activations = peak.bytes_of(Category.PARAMETERS) / 2, peak.bytes_of(Category.ACTIVATIONS) / 2
+        found.append(
+            WayOut(
+                change="autocast to bfloat16" + ("" if peak.precision else ", unless it is used already"),
+                cost=_COST_OF_16_BIT,
+                saved_bytes=int(activations - copies),
+                max_batch=batch_with(-copies, activations / samples),
+            )
+        )
+    if max_batch and peak.batch_size is not None and max_batch < peak.batch_size:
+        size, grad_accum = micro_batch(peak.batch_size, max_batch) or (1, peak.batch_size)
+        found.append(
+            WayOut(
+                change=f"batch {size:,}, {grad_accum:,} batches per optimizer step",
+                cost="slower if the device is not busy at the smaller batch; batch norm sees fewer samples",
+                saved_bytes=int(peak.sample_bytes * (peak.batch_size - size)),
+            )
+        )
+    if is_cuda and state.phase == "optimizer":
+        known = [*state.holdings, *([state.failed] if state.failed is not None else [])]
+        temporaries = [one for one in known if one.category is Category.TEMPORARIES and one.layer == OPTIMIZER]
+        found.append(
+            WayOut(
+                change="fused=True or foreach=False in the optimizer",
+                cost="foreach=False is slower with many small parameters",
+                saved_bytes=sum(one.size_bytes for one in temporaries),
+            )
+        )
+    states = peak.bytes_of(Category.OPTIMIZER_STATE) if not peak.has_16_bit_weights else 0
+    for change, cost, saved_bytes in (
+        ("8-bit optimizer states, as in bitsandbytes", "another package; check the metric", int(states * _EIGHT_BIT)),
+        ("bfloat16 optimizer states", "the optimizer must support them; check the metric", states // 2),
+    ):
+        found.append(
+            WayOut(change=change, cost=cost, saved_bytes=saved_bytes, max_batch=batch_with(saved_bytes))
+        )  # fmt: skip
+    blocks, saved_bytes = _checkpointed(peak)
+    if blocks > 1:
+        found.append(
+            WayOut(
+                change=f"activation checkpointing of {blocks} blocks (torch.utils.checkpoint)",
+                cost="about a third more computation: the forward pass runs twice",
+                saved_bytes=saved_bytes,
+                max_batch=batch_with(0, saved_bytes / samples),
+            )
+        )
     return tuple(way for way in found if way.saved_bytes > _WORTH_IT * peak.allocated_bytes)
 
 
-def _defragmented(state: MemoryState) -> Iterator[WayOut]:
-    if state.failed is not None and not state.expandable_segments and state.unused_bytes >= state.failed.size_bytes:
-        yield WayOut(
-            change="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-            cost="none: the unused memory would be enough in one piece",
-            saved_bytes=state.unused_bytes,
-        )
+def _checkpointed(state: MemoryState) -> tuple[int, int]:
+    """Return the number of blocks that checkpoints make smaller, and the bytes that they save together.
 
-
-def _lower_precision(state: MemoryState, lower: Sequence[PrecisionPlan]) -> Iterator[WayOut]:
-    for plan in lower:
-        (max_batch,) = plan.max_batches
-        yield WayOut(
-            change=f"{plan.precision} instead of {state.precision}",
-            cost="faster where the device computes in 16 bits; check the metric",
-            saved_bytes=state.reserved_bytes - plan.peak.reserved_bytes,
-            max_batch=max_batch.batch_size,
-        )
-    if not lower and state.precision in ("", "fp32", "tf32"):
-        # autocast keeps activations in 16 bits, and a 16-bit copy of each weight
-        copies = state.bytes_of(Category.PARAMETERS) / 2
-        activations = state.bytes_of(Category.ACTIVATIONS) / 2
-        yield WayOut(
-            change="autocast to bfloat16" + ("" if state.precision else ", unless it is used already"),
-            cost="faster where the device computes in 16 bits; check the metric",
-            saved_bytes=int(activations - copies),
-            max_batch=state.max_batch(saved_bytes=-copies, saved_sample_bytes=activations / (state.batch_size or 1)),
-        )
-
-
-def _accumulated(state: MemoryState, max_batch: int | None) -> Iterator[WayOut]:
-    if state.batch_size is None or not max_batch or max_batch >= state.batch_size:
-        return
-    size, grad_accum = micro_batch(state.batch_size, max_batch) or (1, state.batch_size)
-    yield WayOut(
-        change=f"batch {size:,}, {grad_accum:,} batches per optimizer step",
-        cost="slower if the device is not busy at the smaller batch; batch norm sees fewer samples",
-        saved_bytes=int(state.sample_bytes * (state.batch_size - size)),
-        max_batch=max_batch,
-    )
-
-
-def _single_tensor(state: MemoryState) -> Iterator[WayOut]:
-    known = [*state.holdings, *([state.failed] if state.failed is not None else [])]
-    temporaries = sum(
-        one.size_bytes for one in known if one.category is Category.TEMPORARIES and one.layer == "(optimizer)"
-    )
-    if state.phase == "optimizer":
-        yield WayOut(
-            change="fused=True or foreach=False in the optimizer",
-            cost="foreach=False is slower with many small parameters",
-            saved_bytes=temporaries,
-            max_batch=None,
-        )
-
-
-def _small_states(state: MemoryState) -> Iterator[WayOut]:
-    states = state.bytes_of(Category.OPTIMIZER_STATE)
-    for change, cost, fraction in (
-        ("8-bit optimizer states, such as bitsandbytes' AdamW8bit", "another package; check the metric", _EIGHT_BIT),
-        ("bfloat16 optimizer states", "the optimizer must support them; check the metric", 0.5),
-    ):
-        saved_bytes = int(states * fraction)
-        yield WayOut(
-            change=change,
-            cost=cost,
-            saved_bytes=saved_bytes,
-            max_batch=state.max_batch(saved_bytes=saved_bytes),
-        )
-
-
-def _checkpointed(state: MemoryState) -> Iterator[WayOut]:
-    """Estimate checkpoints of all blocks: each keeps its input, and one at a time is computed again.
-
-    The largest allocation of a block counts as the input of the next: an upper bound of what is kept.
+    Each block keeps its input, and one at a time is computed again. The largest allocation of a block counts as the
+    input of the next: an upper bound of what is kept.
     """
     sizes: dict[str, list[int]] = defaultdict(list)
     for holding in state.holdings:
-        if holding.category is Category.ACTIVATIONS and (match := _BLOCK.match(holding.layer)):
+        is_layer = not set(holding.layer) & set(": (")  # else a line of code, or `(loss)`
+        if holding.category is Category.ACTIVATIONS and is_layer and (match := _BLOCK.match(holding.layer)):
             sizes[match.group()] += [holding.size_bytes // holding.count] * holding.count
     freed = [saved for of_block in sizes.values() if (saved := sum(of_block) - max(of_block))]
-    if len(freed) < 2:
-        return
-    saved_bytes = sum(freed) - max(freed)
-    yield WayOut(
-        change=f"activation checkpointing of {len(freed)} blocks (torch.utils.checkpoint)",
-        cost="about a third more computation: the forward pass runs twice",
-        saved_bytes=saved_bytes,
-        max_batch=state.max_batch(saved_sample_bytes=saved_bytes / (state.batch_size or 1)),
-    )
+    return len(freed), sum(freed) - max(freed, default=0)

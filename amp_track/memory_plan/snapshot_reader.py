@@ -12,7 +12,7 @@ import pickle
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from amp_track.memory_plan.allocator import ROUNDING_BYTES
 from amp_track.records.errors import BadInput, summary
 from amp_track.records.memory_state import MemoryState
-from amp_track.records.plan import Category, Holding
+from amp_track.records.plan import OPTIMIZER, Category, Holding
 
 NOTES = "amp_track"
 """The key of a snapshot that holds the notes, as a dict."""
-_OPTIMIZER = re.compile(r"[/\\]optim(izers?)?[/\\.]")
+_OPTIMIZER = re.compile(r"torch[/\\]optim[/\\]|bitsandbytes[/\\]optim[/\\]")
 _MODULES = re.compile(r"torch[/\\]nn[/\\]modules[/\\](\w+)\.py$")
 _FUNCTIONAL = re.compile(r"torch[/\\]nn[/\\]functional\.py$")
 _LIBRARY = re.compile(
@@ -46,6 +46,7 @@ class Notes:
     """Bytes per category that the step allocates later whatever its batch size."""
     batch_size: int | None = None
     precision: str = ""
+    has_16_bit_weights: bool = False
     phase: str = ""
     layer: str = ""  # the layer that requested the memory
     device_bytes: int | None = None  # the memory of the device
@@ -79,7 +80,7 @@ def read_snapshot(path: Path) -> MemoryState:
     except Exception as error:  # a damaged pickle raises anything
         raise BadInput(f"{path}: {_EXPECTED}: {summary(error)}.") from error
     try:
-        return _state(data)
+        return state_of(data)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"{path}: {_EXPECTED}: {summary(error)}.") from error
 
@@ -94,7 +95,8 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it contains {module}.{name}")
 
 
-def _state(data: Mapping[str, Any]) -> MemoryState:
+def state_of(data: Mapping[str, Any]) -> MemoryState:
+    """Return the same of a loaded snapshot. Raises KeyError, TypeError and others if it has another format."""
     traces: Sequence[Sequence[Mapping[str, Any]]] = data["device_traces"]
     device = _device(data["segments"], traces)
     trace = traces[device] if device < len(traces) else ()
@@ -106,16 +108,12 @@ def _state(data: Mapping[str, Any]) -> MemoryState:
     has_stacks = any(entry.get("frames") for entry in trace)
     failed = trace[failures[-1]] if failures else None
     phase = notes.phase or (_phase(failed.get("frames", ()), has_stacks) if failed is not None else "")
-    allocated_bytes, reserved_bytes = sum(one.block_bytes for one in living.values()), sum(regions.values())
+    reserved_bytes = sum(after - first for first, after in regions)
     failed_holding = None
     if failed is not None:
-        is_known = "user_metadata" in failed or notes.layer
-        request = _Living(
-            failed["size"], 0, failed.get("frames", ()), notes.layer or failed.get("user_metadata", ""), has_stacks
-        )
+        layer = notes.layer or failed.get("user_metadata", "")
+        request = _Living(failed["size"], 0, failed.get("frames", ()), layer, has_stacks)
         category, layer, operation = _use(request, phase, has_stacks)
-        if category is Category.OTHER and is_known:
-            category = Category.ACTIVATIONS if phase == "forward" else Category.TEMPORARIES
         failed_holding = Holding(layer=layer, operation=operation, category=category, size_bytes=failed["size"])
     free_bytes = failed["device_free"] if failed is not None else None
     capacity_bytes = notes.limit_bytes
@@ -129,7 +127,7 @@ def _state(data: Mapping[str, Any]) -> MemoryState:
         holdings=_holdings(living, notes, phase, has_stacks),
         failed=failed_holding,
         phase=phase,
-        allocated_bytes=allocated_bytes,
+        allocated_bytes=sum(one.block_bytes for one in living.values()),
         reserved_bytes=reserved_bytes,
         largest_free_bytes=_largest_gap(living, regions),
         capacity_bytes=capacity_bytes,
@@ -137,6 +135,7 @@ def _state(data: Mapping[str, Any]) -> MemoryState:
         missing=tuple((Category(name), size) for name, size in notes.missing.items()),
         batch_size=notes.batch_size,
         precision=notes.precision,
+        has_16_bit_weights=notes.has_16_bit_weights,
         expandable_segments=bool(data.get("allocator_settings", {}).get("expandable_segments", False)),
     )
 
@@ -157,9 +156,9 @@ def _device(segments: Sequence[Mapping[str, Any]], traces: Sequence[Sequence[Map
 
 
 def _peak(trace: Sequence[Mapping[str, Any]]) -> int:
-    """Return the index of the entry after which most was allocated; -1 without a history, that is, the end."""
+    """Return the index of the entry after which most was allocated; -1 if it was before the history."""
     alive = most = 0
-    peak = len(trace) - 1
+    peak = -1
     for index, entry in enumerate(trace):
         if entry["action"] in ("alloc", "free_completed"):
             alive += entry["size"] if entry["action"] == "alloc" else -entry["size"]
@@ -170,8 +169,8 @@ def _peak(trace: Sequence[Mapping[str, Any]]) -> int:
 
 def _rewound(
     segments: Sequence[Mapping[str, Any]], trace: Sequence[Mapping[str, Any]], end: int
-) -> tuple[dict[int, _Living], dict[int, int]]:
-    """Return the blocks and the segments' sizes by address, as they were after entry `end` of the history.
+) -> tuple[dict[int, _Living], list[tuple[int, int]]]:
+    """Return the blocks by address, and the address ranges of segments, as they were after entry `end` of the history.
 
     A snapshot holds the state when it was taken, which may be long after an allocation has failed.
     """
@@ -194,7 +193,7 @@ def _rewound(
                     birth.get("user_metadata", ""),
                     bool(birth),
                 )
-    regions = {segment["address"]: segment["total_size"] for segment in segments}
+    regions = [(segment["address"], segment["address"] + segment["total_size"]) for segment in segments]
     for index in range(len(trace) - 1, end, -1):
         entry, action = trace[index], trace[index]["action"]
         if action == "alloc":
@@ -206,17 +205,26 @@ def _rewound(
                 size_bytes, block_bytes, birth.get("frames", ()), birth.get("user_metadata", ""), bool(birth)
             )
         elif action in ("segment_alloc", "segment_map"):
-            regions.pop(entry["addr"], None)
+            regions = list(_without(regions, entry["addr"], entry["addr"] + entry["size"]))
         elif action in ("segment_free", "segment_unmap"):
-            regions[entry["addr"]] = entry["size"]
-    return living, regions
+            regions.append((entry["addr"], entry["addr"] + entry["size"]))
+    return living, sorted(regions)
 
 
-def _largest_gap(living: Mapping[int, _Living], regions: Mapping[int, int]) -> int:
+def _without(regions: Sequence[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of address ranges that are outside of one: expandable segments grow and shrink by parts."""
+    for first, after in regions:
+        if first < min(after, start):
+            yield first, min(after, start)
+        if max(first, end) < after:
+            yield max(first, end), after
+
+
+def _largest_gap(living: Mapping[int, _Living], regions: Sequence[tuple[int, int]]) -> int:
     """Return the largest free piece of a segment in bytes."""
     addresses, largest = sorted(living), 0
-    for start, size_bytes in regions.items():
-        end, free_from = start + size_bytes, start
+    for start, end in regions:
+        free_from = start
         for address in addresses[bisect_left(addresses, start) : bisect_left(addresses, end)]:
             largest, free_from = max(largest, address - free_from), address + living[address].block_bytes
         largest = max(largest, end - free_from)
@@ -253,16 +261,21 @@ _IN_BACKWARD = "backward"
 
 
 def _phase(frames: Sequence[Mapping[str, Any]], has_stacks: bool) -> str:
-    """Return the phase of the step in which a stack was recorded; empty if unknown.
+    """Return the phase of the step in which a stack was recorded, by its innermost known frame; empty if unknown.
 
     The threads that run the backward pass on a GPU have no Python stack.
     """
-    if any(_OPTIMIZER.search(frame["filename"]) for frame in frames):
-        return "optimizer"
-    if any(_BACKWARD.search(frame["name"]) for frame in frames) or (not frames and has_stacks):
-        return "backward"
-    modules = (_MODULES.search(frame["filename"]) for frame in frames)
-    return "forward" if any(modules) or any(_FUNCTIONAL.search(frame["filename"]) for frame in frames) else ""
+    if not frames:
+        return "backward" if has_stacks else ""
+    for frame in frames:
+        if _BACKWARD.search(frame["name"]):
+            return "backward"
+        if _MODULES.search(frame["filename"]) or _FUNCTIONAL.search(frame["filename"]):
+            is_checkpoint = any(_BACKWARD.search(outer["name"]) for outer in frames)
+            return "backward" if is_checkpoint else "forward"
+        if _OPTIMIZER.search(frame["filename"]):
+            return "optimizer"
+    return ""
 
 
 def _use(one: _Living, failed_phase: str, has_stacks: bool) -> tuple[Category, str, str]:
@@ -274,19 +287,19 @@ def _use(one: _Living, failed_phase: str, has_stacks: bool) -> tuple[Category, s
     if frames and frames[0]["filename"] in _CATEGORIES:  # of a memory plan
         operation, _, layer = frames[0]["name"].partition(" of ")
         return Category(frames[0]["filename"]), layer, operation
-    phase = _phase(frames, has_stacks and one.is_in_history)
+    phase = "forward" if one.layer else _phase(frames, has_stacks and one.is_in_history)
     operation = _operation(frames)
     layer = one.layer or _line(frames)
     if any(_WORKSPACE.search(frame["name"]) for frame in frames):
         return Category.WORKSPACES, "", operation
     if phase == "optimizer":
         is_state = failed_phase != "optimizer" or any(frame["name"] == "_init_group" for frame in frames)
-        return (Category.OPTIMIZER_STATE if is_state else Category.TEMPORARIES), "(optimizer)", operation
+        return (Category.OPTIMIZER_STATE if is_state else Category.TEMPORARIES), OPTIMIZER, operation
     if phase == "backward":
         return Category.TEMPORARIES, one.layer, _IN_BACKWARD
     if any(frame["name"].startswith(_MAKES_PARAMETERS) and _is_of_module(frame) for frame in frames):
         return Category.PARAMETERS, layer, operation
-    return (Category.ACTIVATIONS if phase == "forward" or one.layer else Category.OTHER), layer, operation
+    return (Category.ACTIVATIONS if phase == "forward" else Category.OTHER), layer, operation
 
 
 _CATEGORIES = frozenset(map(str, Category))

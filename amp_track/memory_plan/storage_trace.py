@@ -21,10 +21,7 @@ from amp_track.memory_plan.torch_internals import (
     storage_key,
     tree_leaves,
 )
-from amp_track.records.plan import Category, Phase, Storage
-
-OPTIMIZER = "(optimizer)"
-"""The layer of storages that the optimizer creates, which belong to no layer of the model."""
+from amp_track.records.plan import OPTIMIZER, Category, Phase, Storage
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from amp_track.records.plan import Category, Holding
+from amp_track.records.plan import OPTIMIZER, Category, Holding
 
 _BY_BATCH = Category.ACTIVATIONS, Category.BATCH, Category.TEMPORARIES
 """Categories whose allocations may grow with the batch size."""
@@ -30,9 +30,10 @@ class MemoryState:
     outside_bytes: int | None = None
     """Memory outside of this allocator: of other processes, the CUDA context, or libraries on a CPU."""
     missing: tuple[tuple[Category, int], ...] = ()
-    """Bytes that the step allocates later whatever its batch size: gradients and optimizer state of a first step."""
+    """Bytes that the step allocates later whatever its batch size: gradients."""
     batch_size: int | None = None
     precision: str = ""  # empty if unknown
+    has_16_bit_weights: bool = False
     expandable_segments: bool = False
 
     @property
@@ -64,20 +65,28 @@ class MemoryState:
         return self.reserved_bytes - self.allocated_bytes
 
     def bytes_of(self, *categories: Category) -> int:
-        """Return the bytes of categories, including what is missing."""
+        """Return the bytes of categories, including what is missing and what has failed."""
         sizes = Counter(self.by_category) + Counter(dict(self.missing))
+        if self.failed is not None:
+            sizes[self.failed.category] += self.failed.size_bytes
         return sum(sizes[category] for category in categories)
-
-    def grows(self, holding: Holding) -> bool:
-        """Return whether an allocation grows with the batch size, by its category and the divisibility of its size."""
-        each = holding.size_bytes // holding.count
-        return bool(self.batch_size) and holding.category in _BY_BATCH and each % (self.batch_size or 1) == 0
 
     @property
     def sample_bytes(self) -> float:
         """The bytes of each sample of the batch, as far as they are allocated; 0 if the batch size is unknown."""
-        known = [*self.holdings, *([self.failed] if self.failed is not None else [])]
-        return sum(holding.size_bytes for holding in known if self.grows(holding)) / (self.batch_size or 1)
+        return self._growing_bytes / (self.batch_size or 1)
+
+    @property
+    def _growing_bytes(self) -> int:
+        """The bytes that grow with the batch size: sizes of some categories that are multiples of it.
+
+        That of the failed allocation is rounded, so its category must be enough.
+        """
+        if not self.batch_size:
+            return 0
+        grows = [one for one in self.holdings if one.size_bytes // one.count % self.batch_size == 0]
+        grows += [self.failed] if self.failed is not None else []
+        return sum(one.size_bytes for one in grows if one.category in _BY_BATCH and one.layer != OPTIMIZER)
 
     def max_batch(self, *, saved_bytes: float = 0, saved_sample_bytes: float = 0) -> int | None:
         """Return the batch size at which all this fits, if sizes grow linearly; None if too little is known.
@@ -87,9 +96,8 @@ class MemoryState:
         per_sample = self.sample_bytes - saved_sample_bytes
         if self.capacity_bytes is None or self.sample_bytes <= 0 or per_sample <= 0:
             return None
-        fixed = sum(holding.size_bytes for holding in self.holdings if not self.grows(holding))
-        if self.failed is not None and not self.grows(self.failed):
-            fixed += self.failed.size_bytes
+        fixed = sum(holding.size_bytes for holding in self.holdings) - self._growing_bytes
+        fixed += self.failed.size_bytes if self.failed is not None else 0
         fixed += sum(size for _, size in self.missing)
         return max(int((self.capacity_bytes - fixed + saved_bytes) // per_sample), 0)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+OPTIMIZER = "(optimizer)"
+"""The layer of storages that the optimizer creates, which belong to no layer of the model."""
 LARGEST_PLANNED = 2**24
 """The largest batch to predict unless something limits it: more than anybody trains with."""
 

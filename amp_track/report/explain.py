@@ -24,7 +24,10 @@ def headline(result: ExplainResult) -> str:
     capacity = f" of {format_bytes(state.capacity_bytes)}" if state.capacity_bytes is not None else ""
     if state.failed is None:
         if result.is_predicted and result.happened:
-            return f"Out of memory{batch} in a kernel: tensors need only {format_bytes(_held(result))}{capacity}."
+            return (
+                f"Out of memory{batch}, though tensors need only {format_bytes(_held(result))}{capacity} by the "
+                "prediction."
+            )
         if result.is_predicted:
             return f"{state.precision}{batch} is predicted to fit: its peak is {format_bytes(_held(result))}{capacity}."
         return f"No allocation failed in this snapshot. The most memory was {format_bytes(_held(result))}{capacity}."
@@ -47,13 +50,12 @@ def max_batch_line(result: ExplainResult) -> str | None:
     """Return the sentence on the max batch; None if it is unknown."""
     if result.max_batch is None:
         return None
+    if result.max_batch == 0:
+        return "Not even one sample fits."
     if result.is_upper_bound:
         return f"The max batch is at most {result.max_batch:,}, maybe far less: amp-track max-batch finds it."
-    if result.state.failed is None:
-        return f"The max batch is {result.max_batch:,}, by the prediction."
-    if result.max_batch == 0:
-        return "Not even one sample would have fitted."
-    return f"The max batch is about {result.max_batch:,}."
+    about = "about " if result.happened else ""
+    return f"The max batch is {about}{result.max_batch:,}, by the prediction."
 
 
 def tables(result: ExplainResult) -> list[Table]:
@@ -69,14 +71,18 @@ def notes(result: ExplainResult) -> list[str]:
             "Kernels of a CPU need more memory than tensors, often a third, which is known only roughly: amp-track "
             "max-batch measures it."
         )
+    if result.no_plan:
+        lines.append(f"Without the memory plan of the model: {result.no_plan}.")
     if result.is_cuda and state.failed is not None and state.unused_bytes:
+        largest = state.largest_free_bytes
+        why = "too small for the request" if largest < state.failed.size_bytes else "of another stream or a CUDA graph"
         lines.append(
             f"Unused: {format_bytes(state.unused_bytes)} of reserved memory in pieces of up to "
-            f"{format_bytes(state.largest_free_bytes)}, too small for the request."
+            f"{format_bytes(largest)}, {why}."
         )
-    if state.missing:
+    if state.missing and result.peak is None:
         later = " and ".join(f"{format_bytes(size)} of {category}" for category, size in state.missing)
-        lines.append(f"The step would also need {later}, which its first update allocates.")
+        lines.append(f"The backward pass would also need {later}.")
     if state.by_category.get(Category.OTHER):
         lines.append(
             "Other tensors were allocated outside of layers, or before the history began "
@@ -85,7 +91,7 @@ def notes(result: ExplainResult) -> list[str]:
     if state.batch_size is None and result.max_batch is None:
         lines.append("With --batch-size N, the batch size of that training, it estimates the max batch.")
     if result.ways_out:
-        lines.append("Savings are estimates, each for one change, at the batch size that ran out of memory.")
+        lines.append("Savings are estimates, each for one change, at the same batch size.")
     return lines
 
 

@@ -17,6 +17,8 @@ class ExplainResult(Shown):
     state: MemoryState
     peak: MemoryState | None = None
     """The predicted peak of the same step without a limit; None if there is no prediction."""
+    no_plan: str = ""
+    """Why there is no prediction, if one was tried."""
     ways_out: tuple[WayOut, ...]
     """The changes that save memory, cheapest first."""
     max_batch: int | None
@@ -50,5 +52,6 @@ class ExplainResult(Shown):
             "largest": [holding.as_json() for holding in (self.peak or state).largest_by_layer()],
             "max_batch": self.max_batch,
             "max_batch_is_upper_bound": self.is_upper_bound,
+            "no_plan": self.no_plan or None,
             "ways_out": [way.as_json() for way in self.ways_out],
         }

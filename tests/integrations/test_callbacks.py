@@ -25,6 +25,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 from amp_track.integrations.lightning import AmpTrackCallback as LightningCallback
 from amp_track.integrations.transformers import AmpTrackCallback as TransformersCallback
+from amp_track.records.plan import Category
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the libraries
@@ -167,6 +168,28 @@ def test_a_checkpoint_continues_the_history(tmp_path: Path) -> None:
     assert scales_of(again) == [*scales_of(callback), *module.truth]
 
 
+def test_a_fit_that_runs_out_of_memory_is_explained() -> None:
+    class Needs(Module):
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            if index == 5 and self.training and self._trainer is not None:
+                torch.empty(2**50, dtype=torch.uint8)
+            loss = super().training_step(batch, index)
+            self.log("loss", loss)
+            return loss
+
+    callback, module = LightningCallback(log=False, on_oom="explain"), Needs()
+    with pytest.raises(RuntimeError, match="you tried to allocate"):
+        fit(module, callback)
+    assert callback.watch is not None
+    found = callback.watch.explanation
+    assert found is not None
+    assert (found.state.batch_size, found.state.precision) == (8, "amp")
+    assert found.peak is not None
+    parameters = sum(each.numel() * 4 for each in module.parameters())
+    assert found.peak.by_category[Category.PARAMETERS] == parameters
+    assert dict.fromkeys(one.layer for one in found.peak.holdings)
+
+
 def test_another_fit_of_the_same_trainer_continues_the_history() -> None:
     callback, module = LightningCallback(log=False), Module()
     trainer = fit(module, callback, max_epochs=1)
@@ -304,6 +327,26 @@ def test_it_logs_to_the_run_of_mlflow_callback_which_has_ended_by_then(
     assert "per_device_train_batch_size" in found.data.params, "their run"
     assert found.data.metrics["amp/skipped_steps"] == len(callback.watch.skipped_steps)
     assert found.info.status == "FINISHED"
+
+
+def test_a_training_that_runs_out_of_memory_is_explained(tmp_path: Path) -> None:
+    class Needs(TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 4:
+                torch.empty(2**50, dtype=torch.uint8)
+
+    callback = TransformersCallback(log=False, on_oom="explain")
+    trainer, _ = trainer_of(tmp_path, callback)
+    trainer.add_callback(Needs())
+    with pytest.raises(RuntimeError, match="you tried to allocate") as failed:
+        trainer.train()
+    assert callback.watch is not None
+    callback.watch.close(failed.value)
+    found = callback.watch.explanation
+    assert found is not None
+    assert found.state.batch_size == 8
+    assert found.peak is not None
+    assert Category.ACTIVATIONS in found.peak.by_category
 
 
 def test_a_checkpoint_of_a_trainer_continues_the_history(tmp_path: Path) -> None:

@@ -148,6 +148,8 @@ def test_an_allocation_older_than_the_history_has_no_known_use(read: Any) -> Non
         (UPDATE, ("optimizer state", "(optimizer)", "adam")),  # it has outlived its step
         (frames("torch::autograd::generated::MulBackward0::apply()"), ("temporaries", "", "backward")),
         (CHECKPOINT + FORWARD, ("temporaries", "", "backward")),
+        (FORWARD + UPDATE, ("activations", "net.py:42 forward", "conv")),  # in a closure of the optimizer
+        (frames("/home/me/optim/net.py(3): main"), ("other tensors", "net.py:3 main", "")),
         ([], ("temporaries", "", "backward")),  # only the threads of the backward pass have no Python stack
         (frames("/home/me/train.py(7): <module>"), ("other tensors", "train.py:7 <module>", "")),
     ],
@@ -195,6 +197,41 @@ def test_notes_of_a_watched_training_name_tensors_and_layers(read: Any) -> None:
     assert (state.failed.category, state.failed.layer) == (Category.ACTIVATIONS, "block.1")
     assert state.outside_bytes == 100 * MIB - 3 * MIB - state.reserved_bytes
     assert state.max_batch() == (64 - 8 - 8) * 16 // (16 + 65)
+
+
+def test_a_layer_named_by_a_watch_is_a_forward_pass_also_in_a_closure(read: Any) -> None:
+    recorder = Recorder(64 * MIB)
+    recorder.allocate(8 * MIB, UPDATE, layer="block.0")
+    recorder.allocate(65 * MIB, FORWARD + UPDATE, layer="block.1")
+    state = read(recorder.snapshot())
+    assert state.phase == "forward"
+    assert [(one.category, one.layer) for one in state.holdings] == [(Category.ACTIVATIONS, "block.0")]
+    assert (state.failed.category, state.failed.layer) == (Category.ACTIVATIONS, "block.1")
+
+
+def test_an_expandable_segment_grows_and_shrinks_by_parts(read: Any) -> None:
+    """A region of 20 MiB when an allocation failed, then extended at its end and shortened at its start."""
+    block = {"address": BASE + 8 * MIB, "size": 4 * MIB, "requested_size": 4 * MIB, "state": "active_allocated"}
+    segment = {"address": BASE + 2 * MIB, "total_size": 38 * MIB, "blocks": [block]}
+    trace = [
+        {"action": "segment_map", "addr": BASE, "size": 20 * MIB},
+        {"action": "alloc", "addr": BASE + 8 * MIB, "size": 4 * MIB, "frames": FORWARD},
+        {"action": "oom", "size": 30 * MIB, "device_free": 0, "frames": FORWARD},
+        {"action": "segment_map", "addr": BASE + 20 * MIB, "size": 20 * MIB},
+        {"action": "segment_unmap", "addr": BASE, "size": 2 * MIB},
+    ]
+    state = read({"segments": [segment], "device_traces": [trace]})
+    assert (state.reserved_bytes, state.allocated_bytes) == (20 * MIB, 4 * MIB)
+    assert state.largest_free_bytes == 8 * MIB
+
+
+def test_the_peak_may_be_before_the_history(read: Any) -> None:
+    recorder = Recorder(64 * MIB)
+    addresses = [recorder.allocate(8 * MIB, FORWARD) for _ in range(4)]
+    for address in addresses:
+        assert address is not None
+        recorder.free(address)
+    assert sum(read(recorder.snapshot(entries=8)).by_category.values()) == 32 * MIB
 
 
 def test_the_device_whose_allocation_failed_is_explained(read: Any) -> None:

@@ -48,7 +48,8 @@ class Recorder:
             block = self._allocator.allocate(size_bytes)
         except SimulatedOutOfMemory:
             self._note_segments()
-            self.trace.append(entry | {"action": "oom", "device_free": self._free_bytes})
+            rounded = -(-size_bytes // 512) * 512
+            self.trace.append(entry | {"action": "oom", "size": rounded, "device_free": self._free_bytes})
             return None
         self._note_segments()
         address = BASE + block.address

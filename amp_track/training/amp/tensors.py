@@ -65,12 +65,12 @@ def call(model: nn.Module, input: Any) -> Any:
     All of them must be, or one if `forward` takes any keywords. A module that passes on all arguments to the only one
     that it holds, as wrappers do, is judged by that one.
     """
-    if isinstance(input, Mapping) and _takes(_base(model), input):
+    if isinstance(input, Mapping) and _takes(unwrapped(model), input):
         return model(**input)
     return model(input)
 
 
-def _base(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model within DistributedDataParallel and `torch.compile`, whose `forward` takes any arguments."""
     if isinstance(model, DistributedDataParallel):
         model = model.module

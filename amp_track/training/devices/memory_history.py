@@ -59,10 +59,14 @@ def observe(observer: Callable[[int, int, int, int], None]) -> None:
         _is_attached = True
 
 
+def forget(observer: Callable[[int, int, int, int], None]) -> None:
+    """Call the method of an object no longer."""
+    _observers[:] = [weak for weak in _observers if weak() not in (None, observer)]
+
+
 def _notify(device: int, requested_bytes: int, limit_bytes: int, free_bytes: int) -> None:
     """Call the observers. An exception here would replace that of the failed allocation."""
-    _observers[:] = [weak for weak in _observers if weak() is not None]
-    for weak in _observers:
+    for weak in list(_observers):
         try:
             if (observer := weak()) is not None:
                 observer(device, requested_bytes, limit_bytes, free_bytes)
