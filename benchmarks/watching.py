@@ -5,7 +5,8 @@
 The hooks of max-batch stay in a process, so each loop runs in a fresh one, in turns. `amp_track.watch` comes and goes:
 one loop with a GradScaler is watched and not watched in turns, in blocks of steps, with and without logging to MLflow
 on SQLite every 0.1 s (the default is 10 s), and with `on_oom` (on a CPU, without the history of an allocator). All use
-one thread. The CPU time of a step tells more than wall time, which noise hides. The small step shows the cost itself; the large one takes about 5 ms.
+one thread. The CPU time of a step tells more than wall time, which noise hides. The small step shows the cost itself;
+the large one takes about 5 ms.
 
 Writes benchmarks/results/watching-cpu.json.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import inspect
 import itertools
 import logging
@@ -126,7 +127,7 @@ class OutOfMemoryWatch:
             return None
         if not self._is_cuda:
             try:
-                with _limits_lifted():  # the tensors of the step are still held
+                with _limits_lifted(), _frozen():  # the tensors of the step are still held
                     return self._predicted(requested_bytes(error))
             except NoPlan as reason:
                 _log.warning("amp_track.watch cannot explain the out-of-memory error: %s.", reason)
@@ -217,7 +218,8 @@ class OutOfMemoryWatch:
             return (), "the capacity is unknown"
         others = state.by_category.get(Category.OTHER, 0)
         try:
-            plans = self._plans(self._fake_step(), state.capacity_bytes - others)
+            with _frozen():
+                plans = self._plans(self._fake_step(), state.capacity_bytes - others)
         except NoPlan as reason:
             return (), str(reason)
         except Exception as error:  # of any model
@@ -407,6 +409,16 @@ def _free_bytes() -> int:
     """Return the main memory that this process may still allocate."""
     free_bytes = CpuDevice(torch.device("cpu")).free_bytes()
     return max(min([free_bytes, *(soft - held for _, (soft, _), held in _limits())]), 0)
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Leave out all objects that exist from the garbage collections within the block: each trace needs one."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

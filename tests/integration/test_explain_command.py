@@ -41,6 +41,7 @@ def test_a_snapshot_is_explained(amp_track: Command, snapshot: str) -> None:
     assert (told["failed"]["bytes"], told["batch_size"], told["predicted"]) == (65 * MIB, 8, False)
 
 
+@pytest.mark.slow
 def test_the_error_of_a_workload_is_predicted(amp_track: Command, tmp_path: Path) -> None:
     def explain(batch_size: int) -> dict[str, Any]:
         options = (

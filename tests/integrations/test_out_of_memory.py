@@ -17,6 +17,7 @@ import mlflow
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from support import ROOT
 from torch import nn
 
@@ -152,6 +153,14 @@ def with_accelerate(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
+@pytest.fixture
+def _own_accelerate() -> Iterator[None]:
+    AcceleratorState._reset_state()
+    yield
+    AcceleratorState._reset_state()
+
+
+@pytest.mark.usefixtures("_own_accelerate")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("model", "step", "batch_size", "precision"),
