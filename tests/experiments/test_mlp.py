@@ -14,6 +14,7 @@ from amp_track.targets.workload import load_workload
 MLP = str(ROOT / "experiments" / "mlp.py")
 
 
+@pytest.mark.slow
 def test_the_write_ups_network_and_data() -> None:
     workload = load_workload(MLP)
     layers = [

@@ -1,4 +1,4 @@
-"""Memory plans, as in the process that makes them: each trace collects garbage, which the objects of tests slow down."""
+"""Memory plans, as in their own process: each trace collects garbage, which the objects of other tests slow down."""
 
 from __future__ import annotations
 

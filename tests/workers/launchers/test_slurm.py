@@ -41,6 +41,7 @@ def make(folder: Path, **scripts: str) -> None:
         (folder / name).chmod(0o755)
 
 
+@pytest.mark.slow
 def test_each_line_is_said_and_kept_and_no_file_has_the_environment() -> None:
     """It has addresses with passwords."""
     said = run_two(Here())
@@ -52,6 +53,7 @@ def test_each_line_is_said_and_kept_and_no_file_has_the_environment() -> None:
     assert not any(b"hunter2" in file.read_bytes() for file in kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first", [signal.SIGUSR2, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
 )  # its time limit is reached; it is preempted, or cancelled
