@@ -152,7 +152,9 @@ def why_it_does_not_fit(session: Session, job: Job, job_result: JobResult) -> st
     # An unlimited caching allocator keeps memory that it could free.
     needs = "it needs" if session.inspection.hardware.kind == "cpu" else "it needs at most"
     more = f"{needs} {needed:,} bytes ({format_bytes(needed)})" if needed is not None else job_result.message
-    return f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {limit_in_words(job)}; {more}"
+    explain = "; amp-track explain says what uses the memory" if job.memory_budget_bytes is not None else ""
+    fits = f"{job.precision} at batch {job.batch_size} does not fit {limit_in_words(job)}"
+    return f"out of memory{where}: {fits}; {more}{explain}"
 
 
 def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionResult]) -> str:
