@@ -74,6 +74,7 @@ class OutOfMemoryWatch:
         self._method = "forward"
         self._batch: list[weakref.ref[Tensor]] = []
         self._is_separate = True
+        """Whether each forward pass since the last update has a backward pass."""
         self._precision = [""]
         self._failure: Notes | None = None
         self._trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
@@ -106,12 +107,12 @@ class OutOfMemoryWatch:
         self._example = map_tensors(lambda each: torch.empty_like(each, device="meta"), (args, dict(kwargs)))
         self._forward_passes += 1
         if self._forward_passes > 1:  # after a backward pass gradients are accumulated
-            self._is_separate = bool(self._trained) and self._trained[-1].grad is not None
+            self._is_separate &= bool(self._trained) and self._trained[-1].grad is not None
 
     def updated(self, optimizer: Optimizer) -> None:
         """Note that an optimizer step has ended."""
         self.left()
-        self._forward_passes = 0
+        self._forward_passes, self._is_separate = 0, True
         if not any(optimizer is known for known in self._optimizers):
             own = set(map(id, self._trained))
             if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
