@@ -16,17 +16,20 @@ import os
 import pickle
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from amp_track.config.job import Job
-from amp_track.memory_plan import gpus
+from amp_track.memory_plan import gpus, torch_internals
 from amp_track.memory_plan.allocator import PlainAllocator
 from amp_track.memory_plan.explanation import explained
 from amp_track.memory_plan.replay import state_at_failure, state_at_request
@@ -62,33 +65,36 @@ class OutOfMemoryWatch:
 
     def __init__(self, model: nn.Module, optimizers: Mapping[str, Optimizer], device: torch.device) -> None:
         self._model = unwrapped(model)
+        modules = [model, *self._model.modules()]
+        self._is_compiled = any(hasattr(each, "_orig_mod") or each._compiled_call_impl for each in modules)
         self._optimizers = list(optimizers.values())
         self._device = device
         self._is_cuda = device.type == "cuda"
         self._is_in_step = False
         self._layers = [""]
-        self._forward_passes = 0
-        """Since the last update."""
+        self._step, self._forward_passes = 0, 0
+        """The number of the step, and the forward passes in it."""
         self._example: Any = None
         """The arguments of the last forward pass, without memory."""
         self._method = "forward"
         self._batch: list[weakref.ref[Tensor]] = []
         self._is_separate = True
-        """Whether each forward pass since the last update has a backward pass."""
+        """Whether each forward pass of the step has a backward pass."""
         self._precision = [""]
         self._failure: Notes | None = None
         self._trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._stack = ExitStack()
         weakref.finalize(self, self._stack.close)
-        leaf = next((each for each in self._model.modules() if not list(each.children())), self._model)
-        hook = leaf.register_forward_pre_hook(_Precision(self._precision, device.type))
-        self._stack.callback(hook.remove)  # autocast may begin within the model, as in accelerate
+        leaves = (each for each in _hookable(self._model) if not list(each.children()) and list(each.parameters()))
+        if (leaf := next(leaves, None)) is not None:  # autocast may begin within the model, as in accelerate
+            hook = leaf.register_forward_pre_hook(_Precision(self._precision, device.type))
+            self._stack.callback(hook.remove)
         if not self._is_cuda:
             self._free_bytes = _free_bytes() + sum(_bytes(each) for _, each in self._tensors_of_model())
             return
+        memory_history.observe(self._failed)
         if memory_history.start():
             self._stack.callback(memory_history.stop)
-        memory_history.observe(self._failed)
         if not hasattr(model, "_orig_mod"):  # the layers of a compiled model do not run one by one
             self._name_layers()
 
@@ -98,21 +104,38 @@ class OutOfMemoryWatch:
             memory_history.forget(self._failed)
         self._stack.close()
 
-    def began(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str = "forward") -> None:
-        """Remember the batch of a forward pass of the model in training, which this method of it makes."""
+    def began(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, method: str = "forward", step: int = 0
+    ) -> None:
+        """Remember the batch of a forward pass of the model in training, which this method of it makes.
+
+        Args:
+            args: the arguments of the method.
+            kwargs: its keyword arguments.
+            method: the name of the method.
+            step: the number of the step.
+        """
         if method == "forward" and self._method != "forward":
             return  # within that of the other method
-        self._is_in_step, self._method = True, method
+        before = self._samples()
+        self._is_in_step, self._method, self._failure = True, method, None
         self._batch = [weakref.ref(each) for each in tensors((args, kwargs))]
-        self._example = map_tensors(lambda each: torch.empty_like(each, device="meta"), (args, dict(kwargs)))
+        self._example = _without_memory((args, dict(kwargs)))
+        if not self._precision[0] or torch.is_autocast_enabled(self._device.type):  # else it may begin within the model
+            self._precision[0] = _precision(self._model, self._device.type)
+        if step != self._step or self._samples() != before:  # a smaller batch is another attempt
+            self._step, self._forward_passes, self._is_separate = step, 0, True
         self._forward_passes += 1
         if self._forward_passes > 1:  # after a backward pass gradients are accumulated
-            self._is_separate &= bool(self._trained) and self._trained[-1].grad is not None
+            first_and_last = (*self._trained[:1], *self._trained[-1:])
+            self._is_separate &= any(parameter.grad is not None for parameter in first_and_last)
+        if len(self._layers) > 1:  # a forward pass was interrupted
+            del self._layers[1:]
+            memory_history.set_layer("")
 
     def updated(self, optimizer: Optimizer) -> None:
         """Note that an optimizer step has ended."""
         self.left()
-        self._forward_passes, self._is_separate = 0, True
         if not any(optimizer is known for known in self._optimizers):
             own = set(map(id, self._trained))
             if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
@@ -120,7 +143,7 @@ class OutOfMemoryWatch:
 
     def left(self) -> None:
         """Note that what follows belongs to no training step, such as an evaluation."""
-        self._is_in_step = False
+        self._is_in_step, self._failure = False, None
 
     def explanation(self, error: BaseException | None) -> ExplainResult | None:
         """Return the explanation of the error that ended the training; None if it is another one, or not known."""
@@ -128,20 +151,25 @@ class OutOfMemoryWatch:
             return None
         if not self._is_cuda:
             try:
-                with _limits_lifted(), _frozen():  # the tensors of the step are still held
+                with _limits_lifted(), _apart():  # the tensors of the step are still held
                     return self._predicted(requested_bytes(error))
             except NoPlan as reason:
                 _log.warning("amp_track.watch cannot explain the out-of-memory error: %s.", reason)
                 return None
-        if self._failure is None:
-            return None  # of memory that the allocator does not have
+        if self._failure is None or not isinstance(error, torch.OutOfMemoryError):
+            _log.warning("Out of memory that PyTorch's allocator does not hold: amp_track.watch cannot explain it.")
+            return None
         notes = dataclasses.replace(self._failure, owners={**dict(self._owners()), **self._failure.owners})
         data = memory_history.snapshot() | {NOTES: notes.as_dict()}
+        state, source = state_of(data), _SOURCE
         file = _new_file()
-        file.write_bytes(pickle.dumps(data))
-        state = state_of(data)
+        try:
+            file.write_bytes(pickle.dumps(data))
+            source = str(file)
+        except OSError as failure:
+            _log.warning("amp_track.watch could not write %s: %s", file, failure.strerror)
         plans, no_plan = self._plans_or_reason(state)
-        return explained(state, source=str(file), plans=plans, no_plan=no_plan)
+        return explained(state, source=source, plans=plans, no_plan=no_plan)
 
     def _predicted(self, requested: int | None) -> ExplainResult:
         """Return the explanation of a failed allocation on a CPU, by the memory plan of the model.
@@ -154,7 +182,7 @@ class OutOfMemoryWatch:
         except NoPlan:
             raise
         except Exception as error:
-            raise NoPlan(f"its step cannot be predicted: {summary(error)}") from error
+            raise NoPlan(_unpredictable(error)) from error
         state = state_at_request(trace, requested) if requested is not None else None
         known_bytes = state.capacity_bytes if state is not None else None
         capacity_bytes = min(known_bytes or self._free_bytes, self._free_bytes)
@@ -167,14 +195,16 @@ class OutOfMemoryWatch:
         return explained(state, source=_SOURCE, plans=plans, is_cuda=False, is_predicted=True)
 
     def _name_layers(self) -> None:
-        for name, module in self._model.named_modules():
+        names = {id(module): name for name, module in self._model.named_modules()}
+        for module in _hookable(self._model):
+            name = names[id(module)]
             entering, leaving = _Entering(self._layers, name), _Leaving(self._layers)
             self._stack.callback(module.register_forward_pre_hook(entering, prepend=True).remove)
             self._stack.callback(module.register_forward_hook(leaving, always_call=True).remove)
         self._stack.callback(memory_history.set_layer, "")
 
     def _failed(self, device: int, _: int, limit_bytes: int, free_bytes: int) -> None:
-        """Note where an allocation has failed. It is cheap: many are caught, as those of cuDNN's attempts."""
+        """Note where an allocation has failed. Many failures are caught, as those of cuDNN's attempts."""
         if device != (self._device.index if self._device.index is not None else torch.cuda.current_device()):
             return
         batch = {address: (Category.BATCH.value, "") for weak in self._batch if (address := _address(weak()))}
@@ -183,7 +213,7 @@ class OutOfMemoryWatch:
             missing=self._missing(),
             batch_size=samples_in(self._example) or None if self._is_in_step else None,
             precision=self._precision[0],
-            has_16_bit_weights=any(parameter.element_size() == 2 for parameter in self._trained),
+            has_16_bit_weights=_weight_dtype(self._model).itemsize == 2,
             phase="backward" if running_node_number() is not None else "",
             layer=self._layers[-1],
             device_bytes=torch.cuda.get_device_properties(device).total_memory,
@@ -219,12 +249,12 @@ class OutOfMemoryWatch:
             return (), "the capacity is unknown"
         others = state.by_category.get(Category.OTHER, 0)
         try:
-            with _frozen():
+            with _apart():
                 plans = self._plans(self._fake_step(), state.capacity_bytes - others)
         except NoPlan as reason:
             return (), str(reason)
         except Exception as error:  # of any model
-            return (), f"its step cannot be predicted: {summary(error)}"
+            return (), _unpredictable(error)
         if plans[0].trace.recurrent:
             return (), "cuDNN keeps more of a recurrent layer than is known"
         return plans, ""
@@ -235,6 +265,10 @@ class OutOfMemoryWatch:
 
         if not self._is_in_step or not self._samples():
             raise NoPlan("it failed outside of a step of the model on a batch of tensors")
+        if self._is_compiled:
+            raise NoPlan("torch.compile changes what a step allocates")
+        if _weight_dtype(self._model) == torch.float16:
+            raise NoPlan("a model with float16 weights has none")
         if len(self._optimizers) != 1:
             raise NoPlan("it is known for one optimizer only: give watch that of the model")
         (optimizer,) = self._optimizers
@@ -284,16 +318,14 @@ class _Hook:
 
 
 class _Precision(_Hook):
-    """Notes the precision in which a layer runs: that of autocast, or of its weights."""
+    """Notes the precision in which a layer runs if autocast is on."""
 
     def __init__(self, found: list[str], device_type: str) -> None:
         self._found, self._device_type = found, device_type
 
     def run(self, module: nn.Module) -> None:
-        dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
         if torch.is_autocast_enabled(self._device_type):
-            dtype = torch.get_autocast_dtype(self._device_type)
-        self._found[0] = {torch.float16: "amp", torch.bfloat16: "bf16"}.get(dtype, "fp32")
+            self._found[0] = _precision(module, self._device_type)
 
 
 class _Entering(_Hook):
@@ -327,15 +359,18 @@ class _Watched(Workload):
 
     def model(self) -> nn.Module:
         """Return a copy of the model, without memory within `fake_tensors`. Raises NoPlan."""
-        memo: dict[int, Any] = {}
-        for module in self._model.modules():
-            held = itertools.chain(vars(module).values(), module._parameters.values(), module._buffers.values())
-            for tensor in held:
-                if isinstance(tensor, Tensor):
-                    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-        copied = copy.deepcopy(self._model, memo)
+        hooks = (each for module in self._model.modules() for each in _hooks(module))
+        memo: dict[int, Any] = {id(each): OrderedDict() for each in hooks}
+
+        def empty(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+            if id(tensor) not in memo:
+                like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+                is_parameter = isinstance(tensor, nn.Parameter)
+                memo[id(tensor)] = nn.Parameter(like, tensor.requires_grad) if is_parameter else like
+            return memo[id(tensor)]  # type: ignore[no-any-return]
+
+        with mock.patch.object(Tensor, "__deepcopy__", empty), mock.patch.object(nn.Parameter, "__deepcopy__", empty):
+            copied = copy.deepcopy(self._model, memo)
         for module in copied.modules():
             wrapper, wrapped = vars(module).pop("forward", None), vars(module).pop("_original_forward", None)
             if wrapper is not None and wrapped is None:  # it may run the watched model instead of its copy
@@ -373,6 +408,48 @@ class _Watched(Workload):
         if isinstance(own, Tensor):
             return own
         return torch.stack([each.float().sum() for each in tensors(output) if each.is_floating_point()]).sum()
+
+
+def _hookable(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that may have hooks."""
+    return (each for each in model.modules() if not isinstance(each, torch.jit.ScriptModule))
+
+
+def _weight_dtype(model: nn.Module) -> torch.dtype:
+    return next((parameter.dtype for parameter in model.parameters()), torch.float32)
+
+
+def _precision(model: nn.Module, device_type: str) -> str:
+    """Return the precision in which a model runs now: that of autocast, or of its weights."""
+    is_enabled = torch.is_autocast_enabled(device_type)
+    dtype = torch.get_autocast_dtype(device_type) if is_enabled else _weight_dtype(model)
+    return {torch.float16: "amp", torch.bfloat16: "bf16"}.get(dtype, "fp32")
+
+
+def _without_memory(batch: Any) -> Any:
+    """Return the same structure, with tensors without memory; None if it holds objects other than numbers and texts."""
+    try:
+        example = map_tensors(lambda each: torch.empty_like(each, device="meta"), batch)
+    except Exception:  # of a structure that rejects other tensors, such as a PackedSequence
+        return None
+    return example if _is_plain(example) else None
+
+
+def _is_plain(batch: Any) -> bool:
+    if isinstance(batch, Mapping):
+        return all(map(_is_plain, batch.values()))
+    if isinstance(batch, list | tuple):
+        return all(map(_is_plain, batch))
+    return batch is None or isinstance(batch, Tensor | Number | str)
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    """Yield the containers of a module's hooks, which a copy must not run."""
+    return (value for name, value in vars(module).items() if "_hooks" in name and isinstance(value, OrderedDict))
+
+
+def _unpredictable(error: Exception) -> str:
+    return f"its step cannot be predicted: {summary(error).rstrip('.')}"
 
 
 def _new_file() -> Path:
@@ -413,13 +490,20 @@ def _free_bytes() -> int:
 
 
 @contextmanager
-def _frozen() -> Iterator[None]:
-    """Leave out all objects that exist from the garbage collections within the block: each trace needs one."""
-    gc.freeze()
+def _apart() -> Iterator[None]:
+    """Make memory plans within the block that nothing of the training notices, and fast.
+
+    Each trace collects garbage. Objects that exist are left out, unless the training itself has left some out.
+    """
+    freezes = not gc.get_freeze_count()
+    if freezes:
+        gc.freeze()
     try:
-        yield
+        with torch_internals.without_optimizer_hooks():
+            yield
     finally:
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
 
 
 @contextmanager

@@ -428,6 +428,7 @@ class Watch:
 
     def _explain(self, error: BaseException | None) -> None:
         """Log the explanation of an out-of-memory error."""
+        _remove(self._hooks)  # the plan steps optimizers, too
         try:
             if self._out_of_memory is None or (found := self._out_of_memory.explanation(error)) is None:
                 return
@@ -455,6 +456,7 @@ class Watch:
         _remove(self._hooks)
         if self._out_of_memory is not None:
             self._out_of_memory.close()
+            self._out_of_memory = None  # it holds the model
         if self._history is not None and self._scaler is not None:
             self._history.close(self._scaler)
 
@@ -470,7 +472,7 @@ class Watch:
     def begin_batch(self, *args: Any, method: str) -> None:
         """Tell that this method of the model makes the next forward pass, with these arguments."""
         if self._out_of_memory is not None:
-            self._out_of_memory.began(args, {}, method)
+            self._out_of_memory.began(args, {}, method=method, step=self.steps)
 
     @_safely
     def begin_step(self) -> None:
@@ -489,7 +491,7 @@ class Watch:
             return
         self.begin_step()
         if self._out_of_memory is not None:
-            self._out_of_memory.began(args, kwargs)
+            self._out_of_memory.began(args, kwargs, step=self.steps)
         if self._is_told_samples:
             return
         self._mark(self._previous)

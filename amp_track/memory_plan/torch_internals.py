@@ -157,6 +157,16 @@ def foreach_optimizers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without_optimizer_hooks() -> Iterator[None]:
+    """Call no global hooks of optimizers. Relies on the two dictionaries of `torch.optim.optimizer` that hold them."""
+    with (
+        mock.patch.dict(torch_optimizer._global_optimizer_pre_hooks, clear=True),
+        mock.patch.dict(torch_optimizer._global_optimizer_post_hooks, clear=True),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
     """Run the block's operations in the dtypes of their inputs. Relies on `_ExcludeDispatchKeyGuard`."""
     with _ExcludeDispatchKeyGuard(DispatchKeySet(getattr(DispatchKey, AUTOCAST))):

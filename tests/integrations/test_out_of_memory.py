@@ -135,12 +135,26 @@ def in_autocast(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         train(model, optimizer)
 
 
+def skipped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Leave a batch out, as a GradScaler that skips a step, and try another one."""
+    model(torch.randn(24, 64)).sum().backward()
+    optimizer.zero_grad()
+    model.calls -= 1  # type: ignore[operator]
+    train(model, optimizer)
+
+
 def in_a_closure(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     def closure() -> float:
         model(torch.randn(16, 64)).sum().backward()
         return 0.0
 
     optimizer.step(closure)  # type: ignore[arg-type]
+    optimizer.zero_grad()
+
+
+def in_bfloat16(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(16, 64).bfloat16()).sum().backward()
+    optimizer.step()
     optimizer.zero_grad()
 
 
@@ -169,6 +183,8 @@ def _own_accelerate() -> Iterator[None]:
         (network, accumulated, 16, "fp32"),
         (network, in_autocast, 32, "bf16"),
         (network, in_a_closure, 16, "fp32"),
+        (network, skipped, 24, "fp32"),
+        (lambda: nn.Sequential(nn.Flatten(), network()).bfloat16(), in_bfloat16, 16, "bf16"),
         (network, with_accelerate, 16, "bf16"),
     ],
 )
@@ -180,7 +196,7 @@ def test_loops_of_many_kinds_are_explained(
     assert (found.state.batch_size, found.state.precision) == (batch_size, precision)
     assert found.peak is not None
     parameters = sum(each.numel() * 4 for each in network().parameters())
-    assert found.peak.by_category[Category.PARAMETERS] == parameters
+    assert found.peak.by_category[Category.PARAMETERS] == parameters // (2 if step is in_bfloat16 else 1)
     if step is accumulated:
         assert found.peak.by_category[Category.GRADIENTS] == parameters
 
@@ -198,9 +214,29 @@ def twice(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     (model(torch.randn(16, 64)) - model(torch.randn(16, 64))).sum().backward()
 
 
+def in_float16(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(16, 64).half()).sum().backward()
+
+
 def between_steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     train(model, optimizer)
     torch.empty(TOO_MUCH, dtype=torch.uint8)
+
+
+def of_objects(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    class Batch:
+        inputs = torch.randn(16, 64)
+
+    model(Batch()).sum().backward()
+
+
+class OfObjects(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 4)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.inner(batch.inputs)  # type: ignore[no-any-return]
 
 
 def in_an_evaluation(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -218,6 +254,9 @@ OTHERS = [torch.optim.Adam(network().parameters()) for _ in range(2)]
     [
         (Reads, train, None, "its step cannot be predicted"),
         (network, twice, None, "runs several times in a step"),
+        (lambda: torch.compile(network(), backend="eager"), train, None, "torch.compile changes"),
+        (OfObjects, of_objects, None, "on a batch of tensors"),
+        (lambda: network().half(), in_float16, None, "float16 weights"),
         (network, between_steps, None, "outside of a step"),
         (network, in_an_evaluation, None, "outside of a step"),
         (network, train, OTHERS, "one optimizer only"),
@@ -228,7 +267,7 @@ def test_a_reason_is_given_where_nothing_is_known(
     model: Callable[[], nn.Module], step: Any, optimizers: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert out_of_memory(model(), step, optimizers).explanation is None
-    (record,) = caplog.records
+    (record,) = (each for each in caplog.records if each.name == "amp_track")
     assert record.levelno == logging.WARNING
     assert reason in record.getMessage()
 
@@ -254,6 +293,49 @@ def test_a_compiled_model_trains_as_it_would(how: str) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     with amp_track.watch(None, optimizer, model=compiled, on_oom="explain", log=False):  # type: ignore[arg-type]
         train(compiled, optimizer)  # type: ignore[arg-type]
+
+
+def test_the_training_can_go_on_as_if_nothing_had_been_explained() -> None:
+    """Hooks, tensors and optimizers of the training see no tensor of the memory plan; nothing keeps the model."""
+    model = Fails(network())
+    seen: list[torch.Tensor] = []
+    model.inner[0].register_forward_hook(lambda module, args, output: seen.append(output.detach()))  # type: ignore[index]
+    model.cache = [torch.randn(8)]  # type: ignore[assignment]
+    optimizer = torch.optim.Adam(model.parameters())
+    other = amp_track.watch(log=False)  # counts the steps of every optimizer
+    frozen, random_state = gc.get_freeze_count(), torch.get_rng_state()
+    watched = amp_track.watch(None, optimizer, model=model, on_oom="explain", log=False)
+
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        with watched:
+            for _ in range(2):
+                train(model, optimizer)
+
+    with pytest.raises(RuntimeError, match="you tried to allocate"):
+        run(model, optimizer)
+    assert watched.explanation is not None
+    assert [type(each) for each in seen] == [torch.Tensor]
+    assert other.steps == 1
+    other.close()
+    assert gc.get_freeze_count() == frozen
+    torch.set_rng_state(random_state)
+    assert all(type(each.grad) in (type(None), torch.Tensor) for each in model.parameters())
+    train(model, optimizer)
+    alive = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_packed_sequence_does_not_stop_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.LSTM(4, 4, batch_first=True)
+    optimizer = torch.optim.Adam(model.parameters())
+    with amp_track.watch(None, optimizer, model=model, on_oom="explain", log=False) as watched:
+        packed = nn.utils.rnn.pack_padded_sequence(torch.randn(2, 3, 4), torch.tensor([3, 2]), batch_first=True)
+        model(packed)[0].data.sum().backward()
+        optimizer.step()
+        assert watched.steps == 1
+    assert not caplog.records
 
 
 def test_a_copy_of_the_model_is_not_watched() -> None:

@@ -21,19 +21,30 @@ _MOST_ENTRIES = 100_000
 _log = logging.getLogger("amp_track")
 _observers: list[weakref.WeakMethod[Callable[[int, int, int, int], None]]] = []
 _is_attached = False
+_users = 0
+"""Callers of `start` that have not called `stop`."""
 
 
 def start() -> bool:
-    """Start the history, with the Python stack of each request, unless it is on. Return whether this call did."""
-    if torch._C._cuda_isHistoryEnabled():
+    """Start the history, with the Python stack of each request. Return False if the training records it itself.
+
+    Otherwise `stop` must be called.
+    """
+    global _users
+    if not _users and torch._C._cuda_isHistoryEnabled():
         return False
-    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
+    if not _users:
+        torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
+    _users += 1
     return True
 
 
 def stop() -> None:
-    """End the history and free it."""
-    torch.cuda.memory._record_memory_history(None)
+    """End the history and free it, if nothing else here needs it."""
+    global _users
+    _users -= 1
+    if not _users:
+        torch.cuda.memory._record_memory_history(None)
 
 
 def snapshot() -> dict[str, Any]:
