@@ -28,7 +28,8 @@ def test_the_write_ups_network_and_data() -> None:
     assert wide[2].weight.shape == (64, 64)
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("amp", marks=pytest.mark.nightly), "bf16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
 def test_it_learns_in_every_precision(runner: JobRunner, precision: str) -> None:
     """One batch of noise can be learned by heart; a model that is not trained has the noise's variance as its loss."""
     job = job_of(runner, MLP, {"batches": 1, "width": 64}, batch_size=512, steps=None, epochs=100, learning_rate=0.3)

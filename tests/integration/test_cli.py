@@ -25,6 +25,7 @@ def test_a_job_that_hangs_is_given_up(amp_track: Command) -> None:
     assert "gave up after 3 s (--job-timeout) at fp32, batch 4" in done.stderr
 
 
+@pytest.mark.slow
 def test_json_is_one_object_on_stdout_whatever_the_workload_prints(amp_track: Command) -> None:
     done = amp_track("train", DIGITS, "--precision", "bf16", "--epochs", "1", "--json")
     assert done.returncode == 0, done.stderr

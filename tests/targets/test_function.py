@@ -116,6 +116,7 @@ def test_each_end_has_its_status(
         assert job_result.steps > 11, "the probe waits for the second optimizer"
 
 
+@pytest.mark.slow
 def test_a_function_that_hangs_is_timed_out(runner: JobRunner, function_job: FunctionJob) -> None:
     job = function_job("ends", options=(("ending", "hang"),))
     job_result = runner.run(dataclasses.replace(job, job_timeout_seconds=3.0))

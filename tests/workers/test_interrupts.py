@@ -138,6 +138,7 @@ ENDING = (
 )
 
 
+@pytest.mark.slow
 def test_the_third_signal_ends_a_process_of_ones_own_and_the_second_says_so() -> None:
     done = interrupted(MANY, "3", "1.01")
     assert (done.returncode, done.stdout) == (130, "")
