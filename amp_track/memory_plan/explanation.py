@@ -19,8 +19,6 @@ _BLOCK = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)|[^.]+")
 _EIGHT_BIT = 0.75 - 4 / 256 / 4
 """What 8-bit blockwise quantization saves of a 32-bit state: one scale of 4 bytes per block of 256 values (Dettmers et
 al., 2110.02861)."""
-
-
 _COST_OF_16_BIT = "faster where the device computes in 16 bits; check the metric"
 _WORTH_IT = 0.01
 """A change that saves a smaller part of the memory is left out."""
