@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import os
 import sysconfig
 import traceback
@@ -42,7 +41,6 @@ def predict(job: Job, task: PlanTask | ForecastTask, rank: Rank, sender: Sender)
     All GPUs are hidden from this process: an optimizer requests a CUDA stream, which would use GPU memory.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    gc.freeze()  # garbage is collected before each trace; existing objects need not be scanned
     message: Any
     try:
         message = _report(job, task, rank) if isinstance(task, PlanTask) else _forecasts(job, task)
