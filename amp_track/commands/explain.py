@@ -12,15 +12,12 @@ from amp_track.commands import interrupted_safely
 from amp_track.config.cli_params import flags_of
 from amp_track.config.job import Job
 from amp_track.config.options import Request
-from amp_track.memory_plan import gpus
-from amp_track.memory_plan.allocator import CachingAllocator, PlainAllocator
-from amp_track.memory_plan.explanation import explained
+from amp_track.memory_plan.allocator import allocator_kind
+from amp_track.memory_plan.explanation import explained, task_within
 from amp_track.memory_plan.predict import bytes_of_libraries
 from amp_track.memory_plan.replay import state_at_failure
 from amp_track.memory_plan.snapshot_reader import read_snapshot
 from amp_track.records.errors import BadInput
-from amp_track.records.plan import PlanTarget, PlanTask
-from amp_track.records.units import format_bytes
 from amp_track.report import progress
 from amp_track.results.explain import ExplainResult
 from amp_track.runner.runner import JobRunner
@@ -64,20 +61,10 @@ def _predicted(request: Request) -> ExplainResult:
     assert job.batch_size is not None
     lower = [name for name in ("bf16", "amp") if session.inspection.support(name).supported][:1]
     precisions = (job.precision, *(lower if job.precision in ("fp32", "tf32") else ()))
-    blas_workspace_bytes = gpus.blas_workspace_bytes() if is_cuda else 0
-    target = PlanTarget(
-        name=format_bytes(budget_bytes), capacity_bytes=capacity_bytes, blas_workspace_bytes=blas_workspace_bytes
-    )
-    task = PlanTask(
-        precisions=precisions,
-        batch_size=job.batch_size,
-        targets=(target,),
-        blas_workspace_bytes=blas_workspace_bytes,
-        on_cuda=is_cuda,
-    )
+    task = task_within(capacity_bytes, precisions=precisions, batch_size=job.batch_size, is_cuda=is_cuda)
     with progress.working("simulating the training step"):
         plans = runner.plan(job, task, processes=len(precisions)).precisions
-    kind = CachingAllocator if is_cuda else PlainAllocator
+    kind = allocator_kind(on_cuda=is_cuda)
     state = dataclasses.replace(
         state_at_failure(plans[0].trace, capacity_bytes, kind=kind), outside_bytes=outside_bytes
     )

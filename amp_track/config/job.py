@@ -265,7 +265,7 @@ def steps_per_epoch(job: Job, training_samples: int) -> int:
 
 
 def steps_of_batches(job: Job, batches: int) -> int:
-    """Return the optimizer steps of an epoch of so many batches, which may be shortened."""
+    """Return the optimizer steps of an epoch with that number of batches, which may be shortened."""
     steps = math.ceil(batches / job.grad_accum)
     return steps if job.epoch_steps is None else min(steps, job.epoch_steps)
 

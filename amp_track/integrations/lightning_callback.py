@@ -28,6 +28,7 @@ class AmpTrackCallback(pl.Callback):
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
         self._state: dict[str, Any] = {}
+        self._explains, self._arguments = False, 0
         self.watch: Watch | None = None
         """The Watch of the last fit; None before it, and in other processes than the first."""
 
@@ -43,6 +44,8 @@ class AmpTrackCallback(pl.Callback):
             run["model"] = pl_module
         if self.watch is not None and trainer.global_step:  # the same Trainer fits again
             self._state = self.watch.state_dict()
+        self._explains = self._settings.get("on_oom") is not None and pl_module.automatic_optimization
+        self._arguments = len(inspect.signature(pl_module.training_step).parameters)
         self.watch = watch(trainer.scaler, trainer.optimizers, state=self._state, **(run | self._settings))
 
     def on_train_batch_start(
@@ -51,9 +54,8 @@ class AmpTrackCallback(pl.Callback):
         """Begin the diagnosis of a step, and note its batch."""
         if self.watch is not None:
             self.watch.begin_step()
-            if pl_module.automatic_optimization:
-                takes_index = len(inspect.signature(pl_module.training_step).parameters) > 1
-                self.watch.begin_batch(batch, *([batch_idx] if takes_index else []), method="training_step")
+            if self._explains:
+                self.watch.begin_batch(*(batch, batch_idx)[: self._arguments], method="training_step")
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

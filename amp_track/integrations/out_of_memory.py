@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import gc
 import inspect
 import itertools
 import logging
@@ -29,20 +28,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from amp_track.config.job import Job
-from amp_track.memory_plan import gpus, torch_internals
+from amp_track.memory_plan import torch_internals
 from amp_track.memory_plan.allocator import PlainAllocator
-from amp_track.memory_plan.explanation import explained
+from amp_track.memory_plan.explanation import explained, task_within
 from amp_track.memory_plan.replay import state_at_failure, state_at_request
 from amp_track.memory_plan.snapshot_reader import NOTES, Notes, state_of
 from amp_track.records.errors import summary
 from amp_track.records.memory_state import MemoryState
-from amp_track.records.plan import Category, PlanTarget, PlanTask, PrecisionPlan
+from amp_track.records.plan import Category, PrecisionPlan
 from amp_track.results.explain import ExplainResult
 from amp_track.training.amp.tensors import map_tensors, samples_in, tensors, unwrapped
 from amp_track.training.devices import memory_history
 from amp_track.training.devices.cpu import CpuDevice, process_bytes
 from amp_track.training.devices.oom import is_out_of_memory, requested_bytes
-from amp_track.training.layers import running_node_number
+from amp_track.training.layers import ForwardHook, running_node_number
 from amp_track.workload import Workload
 
 if TYPE_CHECKING:
@@ -151,7 +150,10 @@ class OutOfMemoryWatch:
             return None
         if not self._is_cuda:
             try:
-                with _limits_lifted(), _apart():  # the tensors of the step are still held
+                with (
+                    _limits_lifted(),
+                    torch_internals.without_optimizer_hooks(),
+                ):  # the tensors of the step are still held
                     return self._predicted(requested_bytes(error))
             except NoPlan as reason:
                 _log.warning("amp_track.watch cannot explain the out-of-memory error: %s.", reason)
@@ -249,7 +251,7 @@ class OutOfMemoryWatch:
             return (), "the capacity is unknown"
         others = state.by_category.get(Category.OTHER, 0)
         try:
-            with _apart():
+            with torch_internals.without_optimizer_hooks():
                 plans = self._plans(self._fake_step(), state.capacity_bytes - others)
         except NoPlan as reason:
             return (), str(reason)
@@ -291,50 +293,32 @@ class OutOfMemoryWatch:
         """Return the memory plans of the step at its precision and at a lower one, within the capacity."""
         from amp_track.memory_plan.predict import plan_precision
 
-        workspace_bytes = gpus.blas_workspace_bytes() if self._is_cuda else 0
         precision = self._precision[0]
-        task = PlanTask(
-            precisions=(precision, *(["bf16"] if precision == "fp32" else [])),
-            batch_size=self._samples(),
-            targets=(PlanTarget(name="", capacity_bytes=capacity_bytes, blas_workspace_bytes=workspace_bytes),),
-            blas_workspace_bytes=workspace_bytes,
-            on_cuda=self._is_cuda,
-        )
+        precisions = (precision, *(["bf16"] if precision == "fp32" else []))
+        task = task_within(
+            capacity_bytes, precisions=precisions, batch_size=self._samples(), is_cuda=self._is_cuda
+        )  # fmt: skip
         return [plan_precision(step, each, task) for each in task.precisions]
 
 
-class _Hook:
-    """A forward hook that a copy of the model does not have, and torch.compile does not trace."""
-
-    def __call__(self, module: nn.Module, *_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self.run(module)
-
-    def run(self, module: nn.Module) -> None:
-        """Do nothing: the hook of a copied model."""
-
-    def __reduce__(self) -> Any:
-        return _Hook, ()
-
-
-class _Precision(_Hook):
+class _Precision(ForwardHook):
     """Notes the precision in which a layer runs if autocast is on."""
 
     def __init__(self, found: list[str], device_type: str) -> None:
         self._found, self._device_type = found, device_type
 
-    def run(self, module: nn.Module) -> None:
+    def run(self, module: nn.Module, *_: Any) -> None:
         if torch.is_autocast_enabled(self._device_type):
             self._found[0] = _precision(module, self._device_type)
 
 
-class _Entering(_Hook):
+class _Entering(ForwardHook):
     """Names the layer of the allocations that follow."""
 
     def __init__(self, layers: list[str], name: str = "") -> None:
         self._layers, self._name = layers, name
 
-    def run(self, module: nn.Module) -> None:
+    def run(self, module: nn.Module, *_: Any) -> None:
         self._layers.append(self._name)
         memory_history.set_layer(self._name)
 
@@ -342,7 +326,7 @@ class _Entering(_Hook):
 class _Leaving(_Entering):
     """Names the layer around the one that has returned."""
 
-    def run(self, module: nn.Module) -> None:
+    def run(self, module: nn.Module, *_: Any) -> None:
         if len(self._layers) > 1:
             self._layers.pop()
             memory_history.set_layer(self._layers[-1])
@@ -384,7 +368,7 @@ class _Watched(Workload):
         return copied
 
     def train_data(self) -> Any:
-        raise NotImplementedError("a plan has an example instead")
+        raise AssertionError("a plan has an example instead")
 
     eval_data = train_data
 
@@ -487,23 +471,6 @@ def _free_bytes() -> int:
     """Return the main memory that this process may still allocate."""
     free_bytes = CpuDevice(torch.device("cpu")).free_bytes()
     return max(min([free_bytes, *(soft - held for _, (soft, _), held in _limits())]), 0)
-
-
-@contextmanager
-def _apart() -> Iterator[None]:
-    """Make memory plans within the block that nothing of the training notices, and fast.
-
-    Each trace collects garbage. Objects that exist are left out, unless the training itself has left some out.
-    """
-    freezes = not gc.get_freeze_count()
-    if freezes:
-        gc.freeze()
-    try:
-        with torch_internals.without_optimizer_hooks():
-            yield
-    finally:
-        if freezes:
-            gc.unfreeze()
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from amp_track.training.amp.scalar_log import ScalarLog
 from amp_track.training.amp.scale_history import ScaleHistory
 from amp_track.training.amp.tensors import samples_in
 from amp_track.training.devices.cpu import peak_resident_bytes
+from amp_track.training.layers import ForwardHook
 from amp_track.training.metrics_accumulator import DiagnosisTotals
 from amp_track.training.timing import InputWait
 
@@ -628,20 +629,15 @@ def _remove(hooks: list[Any]) -> None:
         hooks.pop().remove()
 
 
-class _ForwardHook:
-    """Tells a Watch of each forward pass. It does not keep the Watch alive, and a copy of the model has none."""
+class _ForwardHook(ForwardHook):
+    """Tells a Watch of each forward pass, unless it was compiled before. It does not keep the Watch alive."""
 
-    def __init__(self, watch: Watch | None = None) -> None:
-        self._watch = weakref.ref(watch) if watch is not None else None
+    def __init__(self, watch: Watch) -> None:
+        self._watch = weakref.ref(watch)
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():  # a model whose compiled forward pass was made before is not seen
-            return
-        if self._watch is not None and (watch := self._watch()) is not None:
-            watch._forward(module, args, kwargs)
-
-    def __reduce__(self) -> Any:
-        return _ForwardHook, ()
+    def run(self, module: nn.Module, *arguments: Any) -> None:
+        if (watch := self._watch()) is not None:
+            watch._forward(module, *arguments)
 
 
 def _named(optimizers: Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None) -> dict[str, Optimizer]:

@@ -188,3 +188,8 @@ class PlainAllocator(CachingAllocator):
         self.reserved_bytes = self.allocated_bytes
         self.train_peak_allocated_bytes = max(self.train_peak_allocated_bytes, self.allocated_bytes)
         self.peak_reserved_bytes = self.train_peak_allocated_bytes
+
+
+def allocator_kind(*, on_cuda: bool) -> type[CachingAllocator]:
+    """Return the class that simulates the allocator of CUDA, or of a CPU."""
+    return CachingAllocator if on_cuda else PlainAllocator

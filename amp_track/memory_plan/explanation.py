@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from amp_track.config.job import micro_batch
-from amp_track.memory_plan.allocator import CachingAllocator, PlainAllocator
+from amp_track.memory_plan import gpus
+from amp_track.memory_plan.allocator import allocator_kind
 from amp_track.memory_plan.replay import state_at_failure
 from amp_track.records.memory_state import MemoryState, WayOut
-from amp_track.records.plan import OPTIMIZER, Category, PrecisionPlan
+from amp_track.records.plan import OPTIMIZER, Category, PlanTarget, PlanTask, PrecisionPlan
 from amp_track.results.explain import ExplainResult
 
 _BLOCK = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)|[^.]+")
@@ -22,6 +23,18 @@ al., 2110.02861)."""
 _COST_OF_16_BIT = "faster where the device computes in 16 bits; check the metric"
 _WORTH_IT = 0.01
 """A change that saves a smaller part of the memory is left out."""
+
+
+def task_within(capacity_bytes: int, *, precisions: tuple[str, ...], batch_size: int, is_cuda: bool) -> PlanTask:
+    """Return the inputs of the memory plans that `explained` needs."""
+    workspace_bytes = gpus.blas_workspace_bytes() if is_cuda else 0
+    return PlanTask(
+        precisions=precisions,
+        batch_size=batch_size,
+        targets=(PlanTarget(name="", capacity_bytes=capacity_bytes, blas_workspace_bytes=workspace_bytes),),
+        blas_workspace_bytes=workspace_bytes,
+        on_cuda=is_cuda,
+    )
 
 
 def explained(
@@ -48,9 +61,8 @@ def explained(
     """
     peak, max_batch, is_upper_bound = None, state.max_batch(), True  # the rest of the step is unknown
     if plans:
-        kind = CachingAllocator if is_cuda else PlainAllocator
         peak = dataclasses.replace(
-            state_at_failure(plans[0].trace, None, kind=kind),
+            state_at_failure(plans[0].trace, None, kind=allocator_kind(on_cuda=is_cuda)),
             capacity_bytes=state.capacity_bytes,
             has_16_bit_weights=state.has_16_bit_weights,
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from amp_track.config.job import micro_batch
-from amp_track.memory_plan.allocator import CachingAllocator, PlainAllocator
+from amp_track.memory_plan.allocator import CachingAllocator, allocator_kind
 from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, predict_peak, replayed, with_workspaces
 from amp_track.records.plan import Forecast, PeakMemory, PlannedMaxBatch, PlanTask, PrecisionPlan, StepTrace, Way
 
@@ -105,8 +105,7 @@ class Prediction:
 def plan_precision(step: FakeStep, precision: str, task: PlanTask) -> PrecisionPlan:
     """Return the memory plan of a step at one precision, for every target of the task."""
     trace_at = functools.cache(lambda batch_size: step.trace(precision, batch_size).with_next_step())
-
-    kind = CachingAllocator if task.on_cuda else PlainAllocator
+    kind = allocator_kind(on_cuda=task.on_cuda)
 
     def prediction(blas_workspace_bytes: int) -> Prediction:
         return Prediction(lambda batch_size: with_workspaces(trace_at(batch_size), blas_workspace_bytes), kind=kind)

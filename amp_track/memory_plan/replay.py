@@ -10,9 +10,7 @@ from typing import Any
 
 from amp_track.memory_plan.allocator import Block, CachingAllocator, SimulatedOutOfMemory
 from amp_track.records.memory_state import MemoryState
-from amp_track.records.plan import Category, Holding, PeakMemory, StepTrace, Storage
-
-_LARGEST = 10
+from amp_track.records.plan import LARGEST_SHOWN, Category, PeakMemory, StepTrace, Storage, grouped
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def predict_peak(
         allocated_bytes=allocator.train_peak_allocated_bytes,
         reserved_bytes=allocator.peak_reserved_bytes,
         by_category=tuple(by_category.most_common()),
-        largest=_grouped(living)[:_LARGEST],
+        largest=grouped(living)[:LARGEST_SHOWN],
         retries=allocator.retries,
     )
 
@@ -118,8 +116,8 @@ def state_at_failure(
 def _state(trace: StepTrace, end: int, failed: Storage | None, **sizes: Any) -> MemoryState:
     """Return the memory before the event with that index, whose allocation has failed, if any."""
     return MemoryState(
-        holdings=_grouped(_living(trace, end)),
-        failed=_grouped([failed])[0] if failed is not None else None,
+        holdings=grouped(_living(trace, end)),
+        failed=grouped([failed])[0] if failed is not None else None,
         phase=[phase.name for phase in trace.phases if phase.first_event <= end][-1],
         batch_size=trace.batch_size,
         precision=trace.precision,
@@ -208,21 +206,6 @@ def _living(trace: StepTrace, end: int) -> list[Storage]:
     before = trace.events[:end]
     dead = {~index for index in before if index < 0}
     return [trace.storages[index] for index in before if index >= 0 and index not in dead]
-
-
-def _grouped(storages: Sequence[Storage]) -> tuple[Holding, ...]:
-    """Return the storages, largest first; equal ones of one layer are combined."""
-    holdings = [
-        Holding(
-            layer=one.layer,
-            operation=one.operation,
-            category=one.category,
-            size_bytes=one.size_bytes * count,
-            count=count,
-        )
-        for one, count in Counter(storages).items()
-    ]
-    return tuple(sorted(holdings, key=lambda holding: -holding.size_bytes))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from amp_track.memory_plan.allocator import ROUNDING_BYTES
 from amp_track.records.errors import BadInput, summary
 from amp_track.records.memory_state import MemoryState
-from amp_track.records.plan import OPTIMIZER, Category, Holding
+from amp_track.records.plan import OPTIMIZER, Category, Holding, Storage, grouped
 
 NOTES = "amp_track"
 """The key of a snapshot that holds the notes, as a dict."""
@@ -233,28 +233,26 @@ def _largest_gap(living: Mapping[int, _Living], regions: Sequence[tuple[int, int
 
 def _holdings(living: Mapping[int, _Living], notes: Notes, phase: str, has_stacks: bool) -> tuple[Holding, ...]:
     """Return what is allocated, largest first; equal allocations of one layer are combined."""
-    uses = []
+    storages = []
     for address, one in living.items():
         if address in notes.owners:
-            category, name = notes.owners[address]
-            uses.append((one.size_bytes, (Category(category), name, "")))
+            owned, layer = notes.owners[address]
+            category, operation = Category(owned), ""
         else:
-            uses.append((one.size_bytes, _use(one, phase, has_stacks)))
-    gradients = Counter(size for size, (category, _, _) in uses if category is Category.PARAMETERS)
-    gradients -= Counter(size for size, (category, _, _) in uses if category is Category.GRADIENTS)
-    counts: Counter[tuple[Category, str, str, int]] = Counter()
-    for size, (category, layer, operation) in uses:
+            category, layer, operation = _use(one, phase, has_stacks)
+        if one.size_bytes:
+            storages.append(
+                Storage(size_bytes=one.size_bytes, category=category, layer=layer, operation=operation)
+            )  # fmt: skip
+    gradients = Counter(each.size_bytes for each in storages if each.category is Category.PARAMETERS)
+    gradients -= Counter(each.size_bytes for each in storages if each.category is Category.GRADIENTS)
+    for number, each in enumerate(storages):
         # The backward pass of a parameter's gradient looks like any other; its size is that of the parameter.
-        if category is Category.TEMPORARIES and operation == _IN_BACKWARD and gradients[size] > 0:
-            gradients[size] -= 1
-            category = Category.GRADIENTS
-        counts[category, layer, operation, size] += 1
-    holdings = [
-        Holding(layer=layer, operation=operation, category=category, size_bytes=size * count, count=count)
-        for (category, layer, operation, size), count in counts.items()
-        if size
-    ]
-    return tuple(sorted(holdings, key=lambda holding: -holding.size_bytes))
+        is_backward = each.category is Category.TEMPORARIES and each.operation == _IN_BACKWARD
+        if is_backward and gradients[each.size_bytes] > 0:
+            gradients[each.size_bytes] -= 1
+            storages[number] = dataclasses.replace(each, category=Category.GRADIENTS)
+    return grouped(storages)
 
 
 _IN_BACKWARD = "backward"

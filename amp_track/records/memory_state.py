@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
-from amp_track.records.plan import OPTIMIZER, Category, Holding
+from amp_track.records.plan import LARGEST_SHOWN, OPTIMIZER, Category, Holding
 
 _BY_BATCH = Category.ACTIVATIONS, Category.BATCH, Category.TEMPORARIES
 """Categories whose allocations may grow with the batch size."""
-
-_LARGEST = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +54,7 @@ class MemoryState:
                 size_bytes=holding.size_bytes + (known.size_bytes if known else 0),
                 count=holding.count + (known.count if known else 0),
             )
-        return tuple(sorted(sizes.values(), key=lambda holding: -holding.size_bytes)[:_LARGEST])
+        return tuple(sorted(sizes.values(), key=lambda holding: -holding.size_bytes)[:LARGEST_SHOWN])
 
     @property
     def unused_bytes(self) -> int:
@@ -110,11 +107,3 @@ class WayOut:
     cost: str
     saved_bytes: int  # at the batch size that ran out of memory
     max_batch: int | None = None  # with this change; None if unknown
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "change": self.change,
-            "cost": self.cost,
-            "saved_bytes": self.saved_bytes,
-            "max_batch": self.max_batch,
-        }

@@ -6,12 +6,16 @@ Plain data, nothing is measured.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 OPTIMIZER = "(optimizer)"
 """The layer of storages that the optimizer creates, which belong to no layer of the model."""
+LARGEST_SHOWN = 10
+"""The number of storages or layers that are listed."""
 LARGEST_PLANNED = 2**24
 """The largest batch to predict unless something limits it: more than anybody trains with."""
 
@@ -122,6 +126,21 @@ class Holding:
             "bytes": self.size_bytes,
             "count": self.count,
         }
+
+
+def grouped(storages: Sequence[Storage]) -> tuple[Holding, ...]:
+    """Return the storages, largest first; equal ones of one layer are combined."""
+    holdings = [
+        Holding(
+            layer=one.layer,
+            operation=one.operation,
+            category=one.category,
+            size_bytes=one.size_bytes * count,
+            count=count,
+        )
+        for one, count in Counter(storages).items()
+    ]
+    return tuple(sorted(holdings, key=lambda holding: -holding.size_bytes))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,5 +54,5 @@ class ExplainResult(Shown):
             "max_batch": self.max_batch,
             "max_batch_is_upper_bound": self.is_upper_bound,
             "no_plan": self.no_plan or None,
-            "ways_out": [way.as_json() for way in self.ways_out],
+            "ways_out": [dataclasses.asdict(way) for way in self.ways_out],
         }

@@ -22,6 +22,20 @@ def running_node_number() -> int | None:
     return node._sequence_nr() if node is not None else None
 
 
+class ForwardHook:
+    """A hook of a module's forward pass that a copy of the module does not have, and torch.compile does not trace."""
+
+    def __call__(self, module: nn.Module, *arguments: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.run(module, *arguments)
+
+    def run(self, module: nn.Module, *arguments: Any) -> None:
+        """Do nothing: the hook of a copied module."""
+
+    def __reduce__(self) -> Any:
+        return ForwardHook, ()
+
+
 class LayerWatch:
     """Tracks the layer whose operation runs.
 

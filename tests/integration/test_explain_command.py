@@ -36,9 +36,9 @@ def test_a_snapshot_is_explained(amp_track: Command, snapshot: str) -> None:
     assert done.returncode == 0
     assert "Out of memory in the forward pass: net.py:42 forward (conv) requested 65 MiB" in done.stdout
     assert "activations" in done.stdout
-    told = json.loads(amp_track("explain", snapshot, "--batch-size", "8", "--json").stdout)
-    assert told["by_category"] == {"activations": 32 * MIB}
-    assert (told["failed"]["bytes"], told["batch_size"], told["predicted"]) == (65 * MIB, 8, False)
+    found = json.loads(amp_track("explain", snapshot, "--batch-size", "8", "--json").stdout)
+    assert found["by_category"] == {"activations": 32 * MIB}
+    assert (found["failed"]["bytes"], found["batch_size"], found["predicted"]) == (65 * MIB, 8, False)
 
 
 @pytest.mark.slow
@@ -54,14 +54,14 @@ def test_the_error_of_a_workload_is_predicted(amp_track: Command, tmp_path: Path
             "--device",
             "cpu",
         )
-        told: dict[str, Any] = json.loads(amp_track("explain", DIGITS, *options, "--json").stdout)
-        return told
+        found: dict[str, Any] = json.loads(amp_track("explain", DIGITS, *options, "--json").stdout)
+        return found
 
-    told = explain(4096)
-    max_batch = told["max_batch"]
+    found = explain(4096)
+    max_batch = found["max_batch"]
     assert 300 < max_batch < 700  # measured: 523
-    assert told["failed"] is not None
-    assert told["ways_out"][0]["change"] == "bf16 instead of fp32"
+    assert found["failed"] is not None
+    assert found["ways_out"][0]["change"] == "bf16 instead of fp32"
     assert explain(max_batch)["failed"] is None
     assert explain(max_batch + 1)["failed"] is not None
     assert list(tmp_path.iterdir()) == []

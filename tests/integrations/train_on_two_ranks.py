@@ -45,9 +45,9 @@ def train(rank: int, rendezvous: str) -> None:
             skipped += [step] if on_any_rank else []
             if scaler.get_scale() != scales[-1][1]:
                 scales.append((step, scaler.get_scale()))
-    told = {"skipped_steps": watched.skipped_steps, "scale_history": watched.scale_history}
+    found = {"skipped_steps": watched.skipped_steps, "scale_history": watched.scale_history}
     truth = {"skipped_steps": tuple(skipped), "scale_history": tuple(scales)}
-    Path(f"rank-{rank}.json").write_text(json.dumps({"is_true": told == truth, **told}))
+    Path(f"rank-{rank}.json").write_text(json.dumps({"is_true": found == truth, **found}))
     dist.destroy_process_group()
 
 

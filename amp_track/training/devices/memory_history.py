@@ -17,7 +17,7 @@ import torch
 from amp_track.records.errors import summary
 
 _MOST_ENTRIES = 100_000
-"""Of requests and releases: some tens of steps. A snapshot of so many has about 100 MB."""
+"""Requests and releases to keep: some tens of steps. torch estimates several KB for each."""
 _log = logging.getLogger("amp_track")
 _observers: list[weakref.WeakMethod[Callable[[int, int, int, int], None]]] = []
 _is_attached = False
