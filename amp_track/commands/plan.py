@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Iterator
 
 from amp_track.commands import interrupted_safely
@@ -68,21 +69,12 @@ def plan(request: Request) -> PlanResult:
 
 def planned_targets(request: Request) -> tuple[PlanTarget, ...]:
     """Return the requested budgets and GPUs, each once."""
-    targets = [
+    eager = os.environ.get("CUDA_MODULE_LOADING") == "EAGER"
+    budgets = (
         PlanTarget(name=text, capacity_bytes=byte_size(text), blas_workspace_bytes=gpus.blas_workspace_bytes())
         for text in request.plan_options.memory_budgets
-    ]
-    for gpu in map(gpus.gpu_named, request.plan_options.gpus):
-        lacks = tuple((name, reason) for name in PRECISIONS if (reason := gpu.lacks(name)))
-        targets.append(
-            PlanTarget(
-                name=gpu.name,
-                capacity_bytes=gpu.capacity_bytes,
-                blas_workspace_bytes=gpu.blas_workspace_bytes,
-                is_gpu=True,
-                lacks=lacks,
-            )
-        )
+    )
+    targets = (*budgets, *(gpus.gpu_named(text).target(eager=eager) for text in request.plan_options.gpus))
     return tuple({target.name: target for target in targets}.values())
 
 

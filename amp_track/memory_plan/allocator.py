@@ -64,6 +64,9 @@ class _Free(NamedTuple):
 class CachingAllocator:
     """The caching allocator of one device, with a limit for all segments together, or None."""
 
+    rounding_bytes = ROUNDING_BYTES
+    """Every block is a multiple of it."""
+
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.allocated_bytes = self.train_peak_allocated_bytes = 0
@@ -170,6 +173,8 @@ class CachingAllocator:
 
 class PlainAllocator(CachingAllocator):
     """An allocator without a cache: it reserves what is allocated, to the byte, as a CPU's nearly does."""
+
+    rounding_bytes = 1
 
     def allocate(self, size_bytes: int) -> Block:
         """Return a block of that size. Raises SimulatedOutOfMemory if it does not fit."""

@@ -1,9 +1,10 @@
 """Common GPUs by name: their memory as torch reports it, the size of a CUDA context, and their compute capability.
 
-The numbers are from out-of-memory messages of PyTorch on these GPUs: "GPU 0 has a total capacity of …" is the memory,
-and the context is the memory that the process used beyond allocated and reserved memory. A context's size also depends
-on driver and libraries: 0.1 to 0.6 GiB in these messages. A desktop usually uses 0.3 to 1 GiB more on the GPU that
-draws it, which is not part of the table.
+The numbers are from public messages and logs of PyTorch on these GPUs, mostly out-of-memory errors: "GPU 0 has a total
+capacity of …" is the memory, and the context is the memory that the process used beyond allocated and reserved memory.
+Both are ranges. The same GPU has up to 0.2 GiB less with newer drivers, and a context depends on the kernels that are
+loaded. Messages of trainings on several GPUs were left out: communication takes another GiB. A desktop usually takes
+0.3 to 1 GiB of the GPU that draws it, which is not part of the table.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from dataclasses import dataclass
 from amp_track.config.precisions import BY_NAME
 from amp_track.records.errors import BadInput
 from amp_track.records.hardware import Hardware
+from amp_track.records.plan import PlanTarget
 
 _GIB = 2**30
-_USUAL_CONTEXT_GIB = 0.5
-"""For GPUs whose message does not contain it: near the upper end of the others."""
+_UNSEEN, _UNSEEN_HOPPER, _UNSEEN_BLACKWELL = (0.2, 0.5), (0.5, 0.75), (0.15, 0.6)
+"""Contexts of GPUs without such a message: the range of others of the generation."""
+_EAGER_GIB = 1.15, 1.45
+"""Memory that the kernels of all libraries take beyond a context, if CUDA loads them eagerly: before torch 1.13 and
+CUDA 11.7, or with CUDA_MODULE_LOADING=EAGER. An RTX 3090 then had 1.45 (pytorch#49877) to 1.9 GiB in use."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +31,34 @@ class Gpu:
     """A GPU model."""
 
     name: str
-    memory_gib: float
-    """As torch reports it: less than the nominal size."""
-    context_gib: float
-    """Memory that driver and libraries use for one process."""
+    memory_gib: tuple[float, float]
+    """The least and the most that torch reports: less than the nominal size."""
+    context_gib: tuple[float, float]
+    """The least and the most that driver and libraries use for one process."""
     compute_capability: tuple[int, int]
     source: str
-    """The GitHub issue with the message."""
+    """A GitHub issue with such a message, or "public logs" if its repository is unknown."""
 
-    @property
-    def capacity_bytes(self) -> int:
-        """Memory available to PyTorch's allocator."""
-        return round((self.memory_gib - self.context_gib) * _GIB)
+    def range_bytes(self, *, eager: bool = False) -> tuple[int, int]:
+        """Return the least and the most memory that is available to PyTorch's allocator.
+
+        `eager`: all kernels are loaded at the start.
+        """
+        kernels = _EAGER_GIB if eager else (0.0, 0.0)
+        least = self.memory_gib[0] - self.context_gib[1] - kernels[1]
+        return round(least * _GIB), round((self.memory_gib[1] - self.context_gib[0] - kernels[0]) * _GIB)
+
+    def target(self, *, eager: bool = False) -> PlanTarget:
+        """Return the GPU as a target of a memory plan. The middle of its range is expected."""
+        range_bytes = self.range_bytes(eager=eager)
+        return PlanTarget(
+            name=self.name,
+            capacity_bytes=sum(range_bytes) // 2,
+            range_bytes=range_bytes,
+            blas_workspace_bytes=self.blas_workspace_bytes,
+            is_gpu=True,
+            lacks=tuple((name, reason) for name in BY_NAME if (reason := self.lacks(name))),
+        )
 
     @property
     def blas_workspace_bytes(self) -> int:
@@ -69,26 +90,76 @@ def blas_workspace_of(hardware: Hardware) -> int:
     return blas_workspace_bytes((int(found[1]), int(found[2])) if found else None)
 
 
-CARDS = (
-    Gpu("Tesla T4", 14.56, 0.13, (7, 5), "Zheng-Chong/CatVTON#133"),
-    Gpu("Tesla V100 32GB", 31.74, 0.41, (7, 0), "haotian-liu/LLaVA#812"),
-    Gpu("NVIDIA A10", 21.99, 0.22, (8, 6), "zai-org/CogVLM#236"),
-    Gpu("NVIDIA L4", 22.03, 0.23, (8, 9), "ArcInstitute/evo2#190"),
-    Gpu("NVIDIA L40", 44.40, 0.49, (8, 9), "QwenLM/Qwen3-VL#2097"),
-    Gpu("NVIDIA L40S", 44.42, 0.41, (8, 9), "stepfun-ai/Step-Video-T2V#8"),
-    Gpu("NVIDIA A100 40GB", 39.50, 0.49, (8, 0), "TianheWu/CoSeR#10"),
-    Gpu("NVIDIA A100 80GB", 79.25, 0.40, (8, 0), "HiDream-ai/VAREdit#6"),
-    Gpu("NVIDIA H100 80GB", 79.11, _USUAL_CONTEXT_GIB, (9, 0), "vllm-project/vllm#27508"),
-    Gpu("RTX A4000", 15.61, 0.21, (8, 6), "DengKaiCQ/VGGT-Long#6"),
-    Gpu("RTX A6000", 47.54, _USUAL_CONTEXT_GIB, (8, 6), "google-research/semivl#18"),
-    Gpu("RTX 6000 Ada", 44.43, 0.42, (8, 9), "DINGYANB/MTVCrafter#21"),
-    Gpu("GeForce RTX 3060 12GB", 11.75, _USUAL_CONTEXT_GIB, (8, 6), "smy20011/dreambooth-gui#78"),
-    Gpu("GeForce RTX 3070", 7.78, _USUAL_CONTEXT_GIB, (8, 6), "akshitac8/OW-DETR#46"),
-    Gpu("GeForce RTX 3090", 23.59, 0.30, (8, 6), "bytedance/X-Portrait#7"),
-    Gpu("GeForce RTX 4060 Laptop", 7.75, 0.11, (8, 9), "ESRSchao/MaxBatchRegNet#2"),
-    Gpu("GeForce RTX 4070 Ti", 11.70, 0.33, (8, 9), "Kwai-Kolors/Kolors#11"),
-    Gpu("GeForce RTX 4090", 23.64, 0.49, (8, 9), "3DTopia/Phidias-Diffusion#8"),
-    Gpu("GeForce RTX 5090", 31.36, 0.60, (12, 0), "TrajectoryCrafter/TrajectoryCrafter#20"),
+GPUS = (
+    Gpu("Tesla T4", (14.56, 14.75), (0.12, 0.15), (7, 5), "Zheng-Chong/CatVTON#133, facebookresearch/tribev2#28"),
+    Gpu("Tesla P100 16GB", (15.89, 15.90), (0.31, 0.31), (6, 0), "public logs"),
+    Gpu("Tesla V100 16GB", (15.75, 15.78), (0.37, 0.41), (7, 0), "public logs"),
+    Gpu("Tesla V100 32GB", (31.73, 31.75), (0.37, 0.41), (7, 0), "haotian-liu/LLaVA#812"),
+    Gpu("NVIDIA A10", (21.99, 21.99), (0.22, 0.30), (8, 6), "zai-org/CogVLM#236"),
+    Gpu("NVIDIA A30", (23.53, 23.60), _UNSEEN, (8, 0), "google/RB-Modulation#5"),
+    Gpu("NVIDIA A40", (44.35, 44.42), _UNSEEN, (8, 6), "public logs"),
+    Gpu("NVIDIA L4", (22.03, 22.16), (0.23, 0.30), (8, 9), "ArcInstitute/evo2#190"),
+    Gpu("NVIDIA L40", (44.40, 44.42), (0.41, 0.50), (8, 9), "QwenLM/Qwen3-VL#2097"),
+    Gpu(
+        "NVIDIA L40S",
+        (44.42, 44.52),
+        (0.41, 0.50),
+        (8, 9),
+        "stepfun-ai/Step-Video-T2V#8, huggingface/sentence-transformers#3214",
+    ),
+    Gpu("NVIDIA A100 40GB", (39.43, 39.59), (0.41, 0.49), (8, 0), "TianheWu/CoSeR#10"),
+    Gpu("NVIDIA A100 80GB", (79.15, 79.25), (0.40, 0.50), (8, 0), "HiDream-ai/VAREdit#6"),
+    Gpu("NVIDIA H20 96GB", (95.00, 95.00), (0.50, 0.75), (9, 0), "public logs"),
+    Gpu("NVIDIA H100 80GB", (79.10, 79.19), (0.50, 0.73), (9, 0), "vllm-project/vllm#27508, public logs"),
+    Gpu("NVIDIA H100 NVL 94GB", (92.63, 93.11), (0.59, 0.75), (9, 0), "ali-vilab/VACE#56"),
+    Gpu("NVIDIA GH200 96GB", (94.50, 94.50), _UNSEEN_HOPPER, (9, 0), "vllm-project/vllm#9630"),
+    Gpu("NVIDIA H200 141GB", (139.72, 139.81), _UNSEEN_HOPPER, (9, 0), "public logs"),
+    Gpu("NVIDIA B200", (178.35, 178.36), _UNSEEN_HOPPER, (10, 0), "public logs"),
+    Gpu("NVIDIA GB200", (184.31, 184.31), _UNSEEN_HOPPER, (10, 0), "public logs"),
+    Gpu("RTX A2000 12GB", (11.74, 11.74), _UNSEEN, (8, 6), "public logs"),
+    Gpu("RTX A4000", (15.61, 15.74), (0.21, 0.30), (8, 6), "DengKaiCQ/VGGT-Long#6"),
+    Gpu("RTX A5000", (23.55, 23.68), _UNSEEN, (8, 6), "public logs, ECC off"),
+    Gpu("RTX A6000", (47.40, 47.54), (0.29, 0.46), (8, 6), "google-research/semivl#18, public logs"),
+    Gpu(
+        "RTX 6000 Ada",
+        (44.42, 44.43),
+        (0.42, 0.42),
+        (8, 9),
+        "DINGYANB/MTVCrafter#21, unslothai/unsloth-zoo#1053; ECC on",
+    ),
+    Gpu("RTX PRO 6000 Blackwell", (94.97, 95.01), _UNSEEN_BLACKWELL, (12, 0), "public logs"),
+    Gpu("Quadro RTX 8000", (47.25, 47.46), _UNSEEN, (7, 5), "Victarry/stable-dreambooth#8"),
+    Gpu("Titan RTX", (23.64, 23.64), _UNSEEN, (7, 5), "public logs"),
+    Gpu("GeForce GTX 1080 Ti", (10.91, 10.92), _UNSEEN, (6, 1), "public logs"),
+    Gpu("GeForce RTX 2080 Ti", (10.57, 10.76), (0.18, 0.26), (7, 5), "djukicn/loca#12, lllyasviel/FramePack#369"),
+    Gpu("GeForce RTX 3060 12GB", (11.62, 11.77), _UNSEEN, (8, 6), "smy20011/dreambooth-gui#78, public logs"),
+    Gpu("GeForce RTX 3060 Ti", (7.65, 7.65), _UNSEEN, (8, 6), "public logs"),
+    Gpu("GeForce RTX 3070", (7.57, 7.79), _UNSEEN, (8, 6), "akshitac8/OW-DETR#46, public logs"),
+    Gpu("GeForce RTX 3080 10GB", (9.77, 9.78), (0.21, 0.30), (8, 6), "bcmi/libcom#54, zai-org/CogVideo#34"),
+    Gpu("GeForce RTX 3080 12GB", (11.83, 11.83), _UNSEEN, (8, 6), "public logs"),
+    Gpu("GeForce RTX 3080 Ti", (11.63, 11.77), _UNSEEN, (8, 6), "public logs"),
+    Gpu("GeForce RTX 3090", (23.58, 23.70), (0.29, 0.46), (8, 6), "bytedance/X-Portrait#7, public logs"),
+    Gpu("GeForce RTX 3090 Ti", (23.54, 23.65), _UNSEEN, (8, 6), "public logs"),
+    Gpu("GeForce RTX 4060 Laptop", (7.62, 7.75), (0.11, 0.19), (8, 9), "ESRSchao/EdgeRegNet#2"),
+    Gpu("GeForce RTX 4060 Ti 8GB", (7.62, 7.62), _UNSEEN, (8, 9), "public logs"),
+    Gpu("GeForce RTX 4070", (11.71, 11.72), _UNSEEN, (8, 9), "public logs"),
+    Gpu("GeForce RTX 4070 Ti", (11.70, 11.73), (0.33, 0.40), (8, 9), "Kwai-Kolors/Kolors#11"),
+    Gpu("GeForce RTX 4070 Ti SUPER", (15.69, 15.69), _UNSEEN, (8, 9), "public logs"),
+    Gpu("GeForce RTX 4080", (15.67, 15.67), _UNSEEN, (8, 9), "public logs"),
+    Gpu("GeForce RTX 4080 SUPER", (15.57, 15.57), _UNSEEN, (8, 9), "public logs"),
+    Gpu(
+        "GeForce RTX 4090", (23.51, 23.65), (0.43, 0.55), (8, 9), "3DTopia/Phidias-Diffusion#8, pytorch/torchchat#1341"
+    ),
+    Gpu("GeForce RTX 5060 Ti 16GB", (15.45, 15.48), (0.15, 0.34), (12, 0), "Luce-Org/lucebox#407"),
+    Gpu("GeForce RTX 5070 Ti", (15.46, 15.46), (0.15, 0.34), (12, 0), "public logs"),
+    Gpu("GeForce RTX 5080", (15.47, 15.47), (0.15, 0.34), (12, 0), "public logs"),
+    Gpu(
+        "GeForce RTX 5090",
+        (31.35, 31.37),
+        (0.58, 0.60),
+        (12, 0),
+        "TrajectoryCrafter/TrajectoryCrafter#20, Wan-Video/Wan2.1#465",
+    ),
 )
 
 
@@ -99,11 +170,11 @@ def gpu_named(text: str) -> Gpu:
     Raises BadInput if the text matches no GPU or several; the message lists GPUs, the most similar first.
     """
     wanted = set(_words(text))
-    found = [gpu for gpu in CARDS if wanted and wanted <= set(_words(gpu.name)) and _may_lack(gpu, wanted)]
+    found = [gpu for gpu in GPUS if wanted and wanted <= set(_words(gpu.name)) and _may_lack(gpu, wanted)]
     chosen = [gpu for gpu in found if wanted == set(_words(gpu.name))] or found
     if len(chosen) == 1:
         return chosen[0]
-    by_words = {" ".join(_words(gpu.name)): gpu.name for gpu in (found or CARDS)}
+    by_words = {" ".join(_words(gpu.name)): gpu.name for gpu in (found or GPUS)}
     nearest = difflib.get_close_matches(" ".join(_words(text)), by_words, n=len(by_words), cutoff=0.0)
     listed = ", ".join(by_words[words] for words in nearest)
     raise BadInput(f"--gpu: got {text!r}, expected one of {listed}. For any other GPU use --memory-budget.")

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from amp_track.config.job import micro_batch
 from amp_track.memory_plan.allocator import CachingAllocator, allocator_kind
 from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, predict_peak, replayed, with_workspaces
-from amp_track.records.plan import Forecast, PeakMemory, PlannedMaxBatch, PlanTask, PrecisionPlan, StepTrace, Way
+from amp_track.records.plan import (
+    Forecast,
+    PeakMemory,
+    PlannedMaxBatch,
+    PlanTarget,
+    PlanTask,
+    PrecisionPlan,
+    StepTrace,
+    Way,
+)
 
 if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
@@ -24,6 +34,12 @@ _LIBRARIES_BYTES = 24 * 2**20
 """Memory of a CPU's budget that libraries use in addition to tensors: 5 to 25 MiB with the models of
 benchmarks/models.py. Of a budget under 48 MiB, half is reserved for them, so that a small model is not predicted to
 need all of it."""
+_STEPS_DOWN = 64
+"""Steps from the batch that an allocator without fragmentation has room for down to none: it costs a few percent."""
+_TRIED = 20
+"""Batches to try for holes: all down to a tenth less than a batch of up to 200."""
+_TRACED_FOR_HOLES = 3
+"""Batches to try for holes where each must be traced, because the step's operations depend on the batch size."""
 _STRETCH = 10
 """The slope is taken over the last tenth of the batch size."""
 
@@ -37,39 +53,45 @@ class Prediction:
         self._trace_at = trace_at
         self._kind = kind
 
-    def max_batch(self, capacity_bytes: int, *, most: int, target: str = "") -> PlannedMaxBatch:
-        """Return the max batch up to `most`: it fits `target`'s capacity, and one more sample does not.
+    def max_batch(self, target: PlanTarget, *, most: int) -> PlannedMaxBatch:
+        """Return the max batch up to `most`: it fits the target's capacity, and one more sample does not.
 
-        The simulator bisects on a line through two traces, which takes milliseconds. The step is then traced at one
-        more than the result. If that trace lies on the line, so does the result, which is between two traces on it. If
-        not, the result is traced as well, and the next line goes through the last two traces.
+        The simulator searches on a line through two traces, which takes milliseconds for each batch. The step is then
+        traced at one more than the result. If that trace lies on the line, so does the result, which is between two
+        traces on it. If not, the result is traced as well, and the next line goes through the last two traces.
         """
         floor, ceiling = 0, most + 1
         known = [self._trace_at(min(size, most)) for size in _TRACED]
         at_floor: StepTrace | None = None
+        line: TraceFamily | None = None
         while ceiling - floor > 1:
-            family = TraceFamily.through(known[-2], known[-1])
-            guess = self._largest_in(family, capacity_bytes, floor, ceiling) if family else (floor + ceiling) // 2
+            line = TraceFamily.through(known[-2], known[-1])
+            guess = self._largest_on(line, target.capacity_bytes, floor, ceiling) if line else (floor + ceiling) // 2
             if guess + 1 < ceiling:
                 known.append(self._trace_at(guess + 1))
-                if self._fits(known[-1], capacity_bytes):
+                if self._fits(known[-1], known[-1].sizes, target.capacity_bytes):
                     floor, at_floor = guess + 1, known[-1]
                     continue
                 ceiling = guess + 1
-                if guess > floor and family is not None and family.holds(known[-1]):
-                    floor, at_floor = guess, family.at(guess)
+                if guess > floor and line is not None and line.holds(known[-1]):
+                    floor, at_floor = guess, line.at(guess)
                     continue
             if guess > floor:
                 known.append(self._trace_at(guess))
-                if self._fits(known[-1], capacity_bytes):
+                if self._fits(known[-1], known[-1].sizes, target.capacity_bytes):
                     floor, at_floor = guess, known[-1]
                 else:
                     ceiling = guess
+        if line is None or not line.holds(known[-1]):
+            line = TraceFamily.through(known[-2], known[-1])
         return PlannedMaxBatch(
-            target=target,
+            target=target.name,
             batch_size=floor,
+            safe_batch_size=self._safe(line, floor, target.safe_bytes),
+            most_batch_size=max(floor, self._without_fragmentation(line, target.most_bytes, most)),
+            hole=self._hole(line, floor, target.capacity_bytes),
             bound="max_batch_size" if ceiling > most else "memory",
-            peak=self._peak(at_floor, capacity_bytes) if at_floor else None,
+            peak=self._peak(at_floor, target.capacity_bytes) if at_floor else None,
             at_one_bytes=None if floor else self._peak(self._trace_at(1)).reserved_bytes,
         )
 
@@ -81,22 +103,56 @@ class Prediction:
         while max_batch and (found := micro_batch(effective_batch_size, max_batch)) is not None:
             size, grad_accum = found
             trace = self._trace_at(size)
-            if self._fits(trace, capacity_bytes):
+            if self._fits(trace, trace.sizes, capacity_bytes):
                 peak = self._peak(trace, capacity_bytes)
                 return Way(micro_batch=size, grad_accum=grad_accum, peak=peak)
             max_batch = size - 1
         return None
 
-    def _largest_in(self, family: TraceFamily, capacity_bytes: int, floor: int, ceiling: int) -> int:
+    def _largest_on(self, line: TraceFamily, capacity_bytes: int, floor: int, ceiling: int) -> int:
         """Return the largest batch between `floor` and `ceiling` that fits according to the line, or `floor`."""
+        bound = min(self._without_fragmentation(line, capacity_bytes, ceiling - 1), ceiling - 1)
+        return bisect_down(lambda size: self._fits_at(line, size, capacity_bytes), above=floor, start=max(bound, floor))
 
-        def in_line(size: int) -> bool:
-            return fits(family.first.events, family.sizes_at(size), capacity_bytes, kind=self._kind)
+    def _safe(self, line: TraceFamily | None, max_batch: int, capacity_bytes: int) -> int:
+        """Return the largest batch that fits this capacity together with those down to a tenth less; 0 if none does."""
+        size: int | None = max_batch
+        while size:
+            size = bisect_down(lambda each: self._fits_at(line, each, capacity_bytes), above=0, start=size)
+            hole = self._hole(line, size, capacity_bytes)
+            if hole is None:
+                return size
+            size = hole - 1
+        return 0
 
-        return bisect_largest(in_line, above=floor, below=ceiling)
+    def _hole(self, line: TraceFamily | None, size: int, capacity_bytes: int) -> int | None:
+        """Return the largest batch from a tenth below `size` that does not fit; of many, some are tried."""
+        below = size // 10
+        tried = range(size - 1, size - below - 1, -max(math.ceil(below / (_TRIED if line else _TRACED_FOR_HOLES)), 1))
+        return next((each for each in tried if not self._fits_at(line, each, capacity_bytes)), None)
 
-    def _fits(self, trace: StepTrace, capacity_bytes: int) -> bool:
-        return fits(trace.events, trace.sizes, capacity_bytes, kind=self._kind)
+    def _without_fragmentation(self, line: TraceFamily | None, capacity_bytes: int, most: int) -> int:
+        """Return the largest batch up to `most` whose live storages fit, according to the line; 0 without a line."""
+        if line is None:
+            return 0
+        return bisect_largest(
+            lambda size: (
+                most_alive_bytes(line.first, line.sizes_at(size), rounding_bytes=self._kind.rounding_bytes)
+                <= capacity_bytes
+            ),
+            above=0,
+            below=most + 1,
+        )
+
+    def _fits_at(self, line: TraceFamily | None, size: int, capacity_bytes: int) -> bool:
+        """Return whether a batch fits according to the line, or to its trace if there is no line."""
+        if line is not None:
+            return self._fits(line.first, line.sizes_at(size), capacity_bytes)
+        trace = self._trace_at(size)
+        return self._fits(trace, trace.sizes, capacity_bytes)
+
+    def _fits(self, trace: StepTrace, sizes: Sequence[int], capacity_bytes: int) -> bool:
+        return fits(trace, sizes, capacity_bytes, kind=self._kind)
 
     def _peak(self, trace: StepTrace, capacity_bytes: int | None = None) -> PeakMemory:
         return predict_peak(trace, capacity_bytes=capacity_bytes, kind=self._kind)
@@ -113,9 +169,9 @@ def plan_precision(step: FakeStep, precision: str, task: PlanTask) -> PrecisionP
     max_batches = []
     for target in task.targets:
         on_target = prediction(target.blas_workspace_bytes)
-        max_batch = on_target.max_batch(target.capacity_bytes, most=task.max_batch_size, target=target.name)
+        max_batch = on_target.max_batch(target, most=task.max_batch_size)
         if task.effective_batch_size is not None:
-            way = on_target.way_to(task.effective_batch_size, max_batch.batch_size, target.capacity_bytes)
+            way = on_target.way_to(task.effective_batch_size, max_batch.safe_batch_size, target.safe_bytes)
             max_batch = dataclasses.replace(max_batch, way=way)
         max_batches.append(max_batch)
     traced = trace_at(task.batch_size)
@@ -143,9 +199,9 @@ def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool
         """Return the bytes that count for the budget, and the allocated bytes."""
         sizes = family.sizes_at(batch_size)
         if not on_cuda:
-            alive = libraries_bytes + most_alive_bytes(family.first.events, sizes)
+            alive = libraries_bytes + most_alive_bytes(family.first, sizes)
             return alive, alive
-        allocator = replayed(family.first.events, sizes)
+        allocator = replayed(family.first, sizes, CachingAllocator())
         return allocator.peak_reserved_bytes, allocator.train_peak_allocated_bytes
 
     low = bisect_largest(lambda batch: peak(batch)[0] <= _OF_BUDGET * budget_bytes, above=0, below=most + 1)
@@ -176,3 +232,15 @@ def bisect_largest(fits: Callable[[int], bool], *, above: int, below: int) -> in
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def bisect_down(fits: Callable[[int], bool], *, above: int, start: int) -> int:
+    """Return a number up to `start` that fits, and whose next one does not unless it is `start`; `above` if none does.
+
+    Goes down in equal steps to one that fits, and bisects the last step.
+    """
+    step = max((start - above) // _STEPS_DOWN, 1)
+    low = high = start
+    while low > above and not fits(low):
+        low, high = max(low - step, above), low
+    return bisect_largest(fits, above=low, below=high) if high > low else low

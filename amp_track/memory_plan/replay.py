@@ -12,6 +12,9 @@ from amp_track.memory_plan.allocator import Block, CachingAllocator, SimulatedOu
 from amp_track.records.memory_state import MemoryState
 from amp_track.records.plan import LARGEST_SHOWN, Category, PeakMemory, StepTrace, Storage, grouped
 
+STEPS = 5
+"""Steps to replay: in validation against published measurements, two steps predicted too large a batch more often."""
+
 
 @dataclass(frozen=True)
 class TraceFamily:
@@ -69,8 +72,12 @@ def predict_peak(
     trace: StepTrace, *, capacity_bytes: int | None = None, kind: type[CachingAllocator] = CachingAllocator
 ) -> PeakMemory:
     """Return the peak memory of a traced step. Raises SimulatedOutOfMemory if it exceeds a capacity."""
-    allocator, peak_event = _replay(trace.events, trace.sizes, kind(capacity_bytes))
-    living = _living(trace, peak_event + 1)
+    allocator = kind(capacity_bytes)
+    peak = most = 0
+    for position, _ in replay_of(trace, trace.sizes, allocator):
+        if allocator.allocated_bytes > most:
+            most, peak = allocator.allocated_bytes, position
+    living = _living(trace, peak + 1)
     by_category: Counter[Category] = Counter()
     for storage in living:
         by_category[storage.category] += storage.size_bytes
@@ -88,16 +95,17 @@ def state_at_failure(
 ) -> MemoryState:
     """Return the memory when an allocation of the step fails, or at its peak if all fit the capacity."""
     allocator = kind(capacity_bytes)
-    done = peak = most = 0
+    position, peak, most = -1, 0, 0
     try:
-        for done, _ in enumerate(replay_of(trace.events, trace.sizes, allocator), 1):
+        for position, _ in replay_of(trace, trace.sizes, allocator):
             if allocator.allocated_bytes > most:
-                most, peak = allocator.allocated_bytes, done
+                most, peak = allocator.allocated_bytes, position + 1
     except SimulatedOutOfMemory:
+        failed = position + 1 if position + 1 < len(trace.events) else trace.repeated_from or 0
         return _state(
             trace,
-            done,
-            trace.storages[trace.events[done]],
+            failed,
+            trace.storages[trace.events[failed]],
             allocated_bytes=allocator.allocated_bytes,
             reserved_bytes=allocator.reserved_bytes,
             largest_free_bytes=max((block.size_bytes for block in allocator.free_blocks()), default=0),
@@ -126,29 +134,28 @@ def _state(trace: StepTrace, end: int, failed: Storage | None, **sizes: Any) -> 
 
 
 def fits(
-    events: Sequence[int],
-    sizes: Sequence[int],
-    capacity_bytes: int,
-    *,
-    kind: type[CachingAllocator] = CachingAllocator,
+    trace: StepTrace, sizes: Sequence[int], capacity_bytes: int, *, kind: type[CachingAllocator] = CachingAllocator
 ) -> bool:
-    """Return True if a step with these events and storage sizes fits within the capacity."""
+    """Return True if a step with a trace's events and these storage sizes fits within the capacity."""
     try:
-        _replay(events, sizes, kind(capacity_bytes))
+        replayed(trace, sizes, kind(capacity_bytes))
     except SimulatedOutOfMemory:
         return False
     return True
 
 
-def replayed(events: Sequence[int], sizes: Sequence[int]) -> CachingAllocator:
-    """Return an allocator without a capacity limit, after all events."""
-    return _replay(events, sizes, CachingAllocator())[0]
+def replayed(trace: StepTrace, sizes: Sequence[int], allocator: CachingAllocator) -> CachingAllocator:
+    """Return the allocator after all steps. Raises SimulatedOutOfMemory."""
+    for _ in replay_of(trace, sizes, allocator):
+        pass
+    return allocator
 
 
-def most_alive_bytes(events: Sequence[int], sizes: Sequence[int]) -> int:
-    """Return the peak of live bytes, without an allocator."""
+def most_alive_bytes(trace: StepTrace, sizes: Sequence[int], *, rounding_bytes: int = 1) -> int:
+    """Return the peak of live bytes, without an allocator, each storage rounded up."""
+    sizes = [-(-size // rounding_bytes) * rounding_bytes for size in sizes] if rounding_bytes > 1 else sizes
     alive = most = 0
-    for index in events:
+    for index in trace.events:
         alive += sizes[index] if index >= 0 else -sizes[~index]
         most = max(most, alive)
     return most
@@ -175,30 +182,36 @@ def state_at_request(trace: StepTrace, size_bytes: int) -> MemoryState | None:
 
 
 def replay_of(
-    events: Sequence[int], sizes: Sequence[int], allocator: CachingAllocator
+    trace: StepTrace, sizes: Sequence[int], allocator: CachingAllocator
 ) -> Iterator[tuple[int, Block | None]]:
-    """Replay a trace's events in an allocator, and yield each with the block that it allocates or frees.
+    """Replay a trace in an allocator, and yield the position of each event with the block that it allocates or frees.
 
-    A storage of size 0 has no block. Raises SimulatedOutOfMemory.
+    A storage of size 0 has no block. The last step is repeated, because fragmentation builds up over the first steps:
+    until the allocator's free blocks are those after the step before, or STEPS were made. Raises SimulatedOutOfMemory.
     """
     blocks: dict[int, Block] = {}
-    for index in events:
-        block = None
-        if index < 0:
-            if (block := blocks.pop(~index, None)) is not None:
-                allocator.free(block)
-        elif sizes[index]:
-            block = blocks[index] = allocator.allocate(sizes[index])
-        yield index, block
 
+    def run(start: int) -> Iterator[tuple[int, Block | None]]:
+        for position in range(start, len(trace.events)):
+            index = trace.events[position]
+            block = None
+            if index < 0:
+                if (block := blocks.pop(~index, None)) is not None:
+                    allocator.free(block)
+            elif sizes[index]:
+                block = blocks[index] = allocator.allocate(sizes[index])
+            yield position, block
 
-def _replay(events: Sequence[int], sizes: Sequence[int], allocator: CachingAllocator) -> tuple[CachingAllocator, int]:
-    """Return the allocator after all events, and the index of the event with the peak of allocated bytes."""
-    peak_event = most = 0
-    for event, _ in enumerate(replay_of(events, sizes, allocator)):
-        if allocator.allocated_bytes > most:
-            most, peak_event = allocator.allocated_bytes, event
-    return allocator, peak_event
+    yield from run(0)
+    if (start := trace.repeated_from) is None:
+        return
+    before: list[tuple[int, int]] = []
+    for _ in range(STEPS - 2):
+        free = [(block.address, block.size_bytes) for block in allocator.free_blocks()]
+        if free == before:
+            return
+        before = free
+        yield from run(start)
 
 
 def _living(trace: StepTrace, end: int) -> list[Storage]:
@@ -234,7 +247,10 @@ def timeline(trace: StepTrace) -> Timeline:
     alive: Counter[Category] = Counter()
     rows: list[tuple[Counter[Category], int, int]] = []
     allocator = CachingAllocator()
-    for position, (index, _) in enumerate(replay_of(trace.events, trace.sizes, allocator)):
+    for position, _ in replay_of(trace, trace.sizes, allocator):
+        if position == start:
+            rows.clear()  # the last of the repeated steps counts
+        index = trace.events[position]
         storage = trace.storages[index if index >= 0 else ~index]
         alive[storage.category] += storage.size_bytes if index >= 0 else -storage.size_bytes
         if position >= start:

@@ -18,12 +18,13 @@ _ACTIVE = "active_allocated"
 
 
 def snapshot(trace: StepTrace) -> bytes:
-    """Return the pickle for https://docs.pytorch.org/memory_viz: all allocations of a trace, without a memory limit."""
+    """Return the pickle for https://docs.pytorch.org/memory_viz: allocations of some steps, without a memory limit."""
     events: list[dict[str, Any]] = []
     living: dict[int, tuple[Block, Storage]] = {}
     known_segments: set[int] = set()
     allocator = CachingAllocator()
-    for index, block in replay_of(trace.events, trace.sizes, allocator):
+    for position, block in replay_of(trace, trace.sizes, allocator):
+        index = trace.events[position]
         if index < 0:
             freed = living.pop(~index, None)
             if freed is not None:

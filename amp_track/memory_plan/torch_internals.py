@@ -61,8 +61,8 @@ except (ImportError, AttributeError) as error:
 
 Operation = Callable[..., Any]
 aten: Any = torch.ops.aten
-_MOST_CONSTANTS = 2**12
-"""The largest tensor that has values while a model is built: enough for a list of layers, or of positions."""
+_MOST_CONSTANTS = 2**20
+"""The largest tensor that has values while a model is built: enough for a list of layers, or a table of positions."""
 AUTOCAST, AUTOGRAD = "AutocastCPU", "AutogradCPU"
 
 

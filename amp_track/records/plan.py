@@ -6,6 +6,7 @@ Plain data, nothing is measured.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ OPTIMIZER = "(optimizer)"
 """The layer of storages that the optimizer creates, which belong to no layer of the model."""
 LARGEST_SHOWN = 10
 """The number of storages or layers that are listed."""
+SAFETY_MARGIN = 0.04
+"""The part of a capacity that a safe batch leaves free: docs/plan-validation.md."""
 LARGEST_PLANNED = 2**24
 """The largest batch to predict unless something limits it: more than anybody trains with."""
 
@@ -84,6 +87,14 @@ class StepTrace:
     @property
     def sizes(self) -> list[int]:
         return [storage.size_bytes for storage in self.storages]
+
+    @functools.cached_property
+    def repeated_from(self) -> int | None:
+        """The first event of the last step, if every storage of that step is freed in it: it can be repeated."""
+        start = next(phase.first_event for phase in self.phases if phase.step == self.phases[-1].step)
+        events = self.events[start:]
+        born, dead = {event for event in events if event >= 0}, {~event for event in events if event < 0}
+        return start if start and born == dead else None
 
     def with_next_step(self) -> StepTrace:
         """Return the trace with one more step.
@@ -168,10 +179,21 @@ class PlanTarget:
     """Memory to plan for."""
 
     name: str  # as the user typed it: `6GiB`, or the name of a GPU
-    capacity_bytes: int  # the bytes that the allocator may reserve
+    capacity_bytes: int  # the bytes that the allocator is expected to have
     blas_workspace_bytes: int  # the cuBLAS workspace of each thread that calls cuBLAS
     is_gpu: bool = False  # True for a GPU of the table. Its capacity excludes the CUDA context.
     lacks: tuple[tuple[str, str], ...] = ()  # precisions that the GPU does not support, each with the reason
+    range_bytes: tuple[int, int] | None = None
+    """The least and the most that the allocator may have, by the sources of the GPU; None if the capacity is known."""
+
+    @property
+    def safe_bytes(self) -> int:
+        """The capacity for a safe batch: the least, less a margin for the plan's own error."""
+        return int((self.range_bytes[0] if self.range_bytes else self.capacity_bytes) * (1 - SAFETY_MARGIN))
+
+    @property
+    def most_bytes(self) -> int:
+        return self.range_bytes[1] if self.range_bytes else self.capacity_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +210,12 @@ class PlannedMaxBatch:
     """The predicted max batch, and its peak memory."""
 
     target: str  # the name of the target
-    batch_size: int  # 0 if one sample does not fit
+    batch_size: int  # the expected max batch; 0 if one sample does not fit
+    safe_batch_size: int
+    """The largest batch that fits with a margin, as do those down to a tenth less; 0 if there is none."""
+    most_batch_size: int
+    """The largest batch that an allocator without fragmentation has room for, in the most memory seen."""
+    hole: int | None = None  # the largest batch within a tenth below `batch_size` that does not fit
     bound: str  # the limit: `memory`, or `max_batch_size`
     peak: PeakMemory | None  # the peak at the max batch; None if nothing fits
     at_one_bytes: int | None  # the reserved memory of one sample if it does not fit, else None

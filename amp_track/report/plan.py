@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from amp_track.records.metrics import planned_metric
-from amp_track.records.plan import PeakMemory, PlannedMaxBatch, PlanTarget, PrecisionPlan
+from amp_track.records.plan import SAFETY_MARGIN, PeakMemory, PlannedMaxBatch, PlanTarget, PrecisionPlan
 from amp_track.records.units import format_bytes
 from amp_track.report.table import Column, Row, Table, numbers
 from amp_track.report.wording import UNKNOWN
@@ -16,6 +17,7 @@ NOT_MODELLED = (
     "Not included: workspaces of cuDNN (up to some hundred MiB for large convolutions), the fusions of torch.compile, "
     "and the memory of other programs.",
 )
+_MOST_HOLES = 3
 _SAME = 1.01
 """Sizes with a smaller ratio count as equal: the segments of the allocator differ by more."""
 
@@ -28,6 +30,11 @@ def plan_tables(result: PlanResult) -> list[Table]:
 
 def plan_notes(result: PlanResult) -> list[str]:
     notes = list(NOT_MODELLED)
+    if result.targets:
+        notes.append(
+            f"Safe: this batch and those down to a tenth less fit in {SAFETY_MARGIN:.0%} less than the least memory "
+            "that the GPU may have. At most: more would not fit even without gaps between tensors."
+        )
     if any(" to " in size for plan in result.report.precisions for size in _ranges(plan)):
         notes.append(
             "The upper end of a range includes the workspace of cuDNN's Winograd engine for 3 × 3 convolutions; other "
@@ -38,9 +45,17 @@ def plan_notes(result: PlanResult) -> list[str]:
     plans = [plan for variant in result.variants for plan in variant.report.precisions]
     if any(max_batch.peak is not None and max_batch.peak.retries for plan in plans for max_batch in plan.max_batches):
         notes.append("Some of these batches fit only because the allocator empties its cache, which costs time.")
-    if layers := dict.fromkeys(layer for plan in plans for layer in plan.trace.recurrent):
+    holes = dict.fromkeys((each.batch_size, each.hole) for plan in plans for each in plan.max_batches if each.hole)
+    for batch, hole in itertools.islice(holes, _MOST_HOLES):
         notes.append(
-            f"{', '.join(layers)}: cuDNN keeps more of a recurrent layer for the backward pass than is counted here."
+            f"{hole:,} does not fit although {batch:,} does, because its tensors leave larger gaps between them. All "
+            "batches down to a tenth below a safe batch fit."
+        )
+    operations = {storage.operation for plan in plans for storage in plan.trace.storages}
+    if any(operation.startswith("_scaled_dot_product") for operation in operations):
+        notes.append(
+            "Attention is fused (scaled_dot_product_attention). Computed in separate operations, it also keeps its "
+            "matrices: up to twice the memory."
         )
     if layers := dict.fromkeys(layer for plan in plans for layer in plan.trace.values_read):
         notes.append(f"{', '.join(layers)}: reads a number from a tensor; the plan assumes 1.")
@@ -68,6 +83,7 @@ def metrics(result: PlanResult) -> dict[str, float]:
         numbers[planned_metric(plan.precision, "reserved_mib")] = plan.peak.reserved_bytes / 2**20
         for max_batch in plan.max_batches:
             numbers[planned_metric(plan.precision, f"max_batch/{max_batch.target}")] = max_batch.batch_size
+            numbers[planned_metric(plan.precision, f"safe_batch/{max_batch.target}")] = max_batch.safe_batch_size
     return numbers
 
 
@@ -77,7 +93,7 @@ _PEAK = numbers("reserved", "allocated", unwrapped=True)
 
 
 def _max_batches(result: PlanResult) -> Table:
-    columns = [*numbers("max batch", unwrapped=True), *_PEAK, Column("limited by")]
+    columns = [Column("max batch", unwrapped=True), _PEAK[0], Column("limited by")]
     sections = []
     for target in result.targets:
         plans = [(variant, plan.precision) for variant in result.variants for plan in variant.report.precisions]
@@ -90,12 +106,16 @@ def _max_batches(result: PlanResult) -> Table:
 
 def _max_batch_cells(max_batch: PlannedMaxBatch | str) -> Row:
     if isinstance(max_batch, str):
-        return UNKNOWN, UNKNOWN, UNKNOWN, max_batch
+        return UNKNOWN, UNKNOWN, max_batch
     if max_batch.peak is None:
         assert max_batch.at_one_bytes is not None
-        return "none", UNKNOWN, UNKNOWN, f"one sample needs {format_bytes(max_batch.at_one_bytes)}"
-    bound = "memory" if max_batch.bound == "memory" else "no larger batch predicted"
-    return f"{max_batch.batch_size:,}", *_peak_cells(max_batch.peak), bound
+        return "none", UNKNOWN, f"one sample needs {format_bytes(max_batch.at_one_bytes)}"
+    safe = f"safe {max_batch.safe_batch_size:,}" if max_batch.safe_batch_size else "none safe"
+    if max_batch.bound != "memory":
+        sizes = f"{max_batch.batch_size:,} ({safe})"
+        return sizes, format_bytes(max_batch.peak.reserved_bytes), "no larger batch predicted"
+    sizes = f"{max_batch.batch_size:,} ({safe}, at most {max_batch.most_batch_size:,})"
+    return sizes, format_bytes(max_batch.peak.reserved_bytes), "memory"
 
 
 def _ways(result: PlanResult) -> list[Table]:

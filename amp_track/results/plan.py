@@ -158,7 +158,6 @@ class PlanResult(Shown):
                     "peak_reserved_bytes_with_workspaces": plan.peak_with_workspaces.reserved_bytes,
                     "relative_work": self.relative_work(plan),
                     "half_precision_work": self.half_work(plan),
-                    "recurrent": list(plan.trace.recurrent),
                     "values_read": list(plan.trace.values_read),
                 }
                 for plan in variant.report.precisions
@@ -172,6 +171,9 @@ def _max_batch_as_json(max_batch: PlannedMaxBatch | str) -> dict[str, Any]:
     peak, way = max_batch.peak, max_batch.way
     return {
         "max_batch": max_batch.batch_size,
+        "safe_batch": max_batch.safe_batch_size,
+        "at_most_batch": max_batch.most_batch_size,
+        "hole": max_batch.hole,
         "bound": max_batch.bound,
         "peak_allocated_bytes": peak.allocated_bytes if peak is not None else None,
         "peak_reserved_bytes": peak.reserved_bytes if peak is not None else None,

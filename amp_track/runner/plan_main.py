@@ -68,6 +68,11 @@ def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
     plans = []
     for names in _alike(task.precisions)[rank.index :: rank.count]:
         first = plan_precision(step, names[0], task)
+        if task.on_cuda and first.trace.recurrent:
+            raise BadInput(
+                f"{', '.join(first.trace.recurrent)}: cuDNN keeps an unknown amount of memory of a recurrent layer for "
+                f"the backward pass, so {job.workload} cannot be planned. Measure with amp-track max-batch."
+            )
         for name in names:
             trains = {target.name for target in task.targets if name not in dict(target.lacks)}
             max_batches = tuple(max_batch for max_batch in first.max_batches if max_batch.target in trains)

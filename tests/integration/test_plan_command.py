@@ -75,6 +75,13 @@ def test_a_step_that_needs_values_is_told_its_line(amp_track: Command, act: str,
     assert "measure with amp-track max-batch" in done.stderr
 
 
+def test_a_recurrent_layer_is_rejected_because_its_memory_is_unknown(amp_track: Command) -> None:
+    done = amp_track("plan", str(WORKLOADS), "--set", "act=recurrent", "--memory-budget", "1GiB")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("amp-track: recurrent: cuDNN keeps an unknown amount of memory of a recurrent layer ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_step_that_fails_is_told_its_line_with_its_traceback(amp_track: Command) -> None:
     done = amp_track("plan", str(WORKLOADS), "--set", "act=wrong", "--memory-budget", "1GiB")
     assert done.returncode == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amp_track.memory_plan.gpus import CARDS, blas_workspace_bytes, blas_workspace_of, gpu_named
+from amp_track.memory_plan.gpus import GPUS, blas_workspace_bytes, blas_workspace_of, gpu_named
 from amp_track.records.errors import BadInput
 from amp_track.records.hardware import Hardware
 
@@ -28,11 +28,11 @@ def test_a_name(text: str, name: str) -> None:
     assert gpu_named(text).name == name
 
 
-@pytest.mark.parametrize("gpu", CARDS, ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_every_gpu(gpu) -> None:
     assert gpu_named(gpu.name) is gpu
-    assert 0 < gpu.context_gib < 1 < gpu.memory_gib
-    assert "#" in gpu.source
+    assert 0 < gpu.context_gib[0] <= gpu.context_gib[1] < 1 < gpu.memory_gib[0] <= gpu.memory_gib[1]
+    assert "#" in gpu.source or "public logs" in gpu.source
 
 
 def test_an_unknown_gpu_is_told_the_nearest_ones_first() -> None:
@@ -40,7 +40,7 @@ def test_an_unknown_gpu_is_told_the_nearest_ones_first() -> None:
         gpu_named("RTX 4091")
 
 
-@pytest.mark.parametrize("text", ["RTX 4070", "RTX 4060", "RTX 6000"])
+@pytest.mark.parametrize("text", ["RTX 4050", "RTX 4060", "RTX 6000", "RTX 3080"])
 def test_another_model_of_the_same_number_is_not_taken(text: str) -> None:
     with pytest.raises(BadInput, match=f"got '{text}', expected one of"):
         gpu_named(text)
@@ -72,3 +72,14 @@ def test_what_a_gpu_lacks() -> None:
 def test_cublas_on_a_device_that_is_here(hardware: Hardware, size_bytes: int) -> None:
     assert blas_workspace_of(hardware) == size_bytes
     assert [blas_workspace_bytes(), gpu_named("H100").blas_workspace_bytes] == [8_519_680, 32 * 2**20]
+
+
+def test_the_memory_of_a_gpu_depends_on_driver_and_kernels() -> None:
+    target = gpu_named("RTX 3090").target()
+    assert target.range_bytes is not None
+    least, most = (size / 2**30 for size in target.range_bytes)
+    assert (least, most) == pytest.approx((23.12, 23.41))
+    assert target.capacity_bytes / 2**30 == pytest.approx((least + most) / 2)
+    assert (target.safe_bytes / 2**30, target.most_bytes / 2**30) == pytest.approx((0.96 * least, most))
+    eager = gpu_named("RTX 3090").target(eager=True)
+    assert 1.1 < (target.capacity_bytes - eager.capacity_bytes) / 2**30 < 1.5

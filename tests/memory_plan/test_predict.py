@@ -9,11 +9,15 @@ from batch_search.traces import MIB, step_of, traced_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_track.memory_plan.predict import Prediction, bisect_largest
+from amp_track.memory_plan.predict import Prediction, bisect_down, bisect_largest
 from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
-from amp_track.records.plan import Category
+from amp_track.records.plan import Category, PlanTarget
 
 MOST = 4096
+
+
+def target(capacity_bytes: int) -> PlanTarget:
+    return PlanTarget(name="", capacity_bytes=capacity_bytes, blas_workspace_bytes=0)
 
 
 def fits(batch_size: int, activations: list[int], capacity_bytes: int) -> bool:
@@ -25,7 +29,7 @@ def fits(batch_size: int, activations: list[int], capacity_bytes: int) -> bool:
 def test_on_a_line_it_is_the_max_batch_after_three_traces(per_sample: list[int], capacity_bytes: int) -> None:
     traced: list[int] = []
     prediction = Prediction(traced_by(lambda batch: [size * batch for size in per_sample], traced))
-    max_batch = prediction.max_batch(capacity_bytes, most=MOST)
+    max_batch = prediction.max_batch(target(capacity_bytes), most=MOST)
     assert len(traced) <= 3
     assert max_batch.batch_size
     assert fits(max_batch.batch_size, [size * max_batch.batch_size for size in per_sample], capacity_bytes)
@@ -46,7 +50,7 @@ def test_off_the_line_it_is_the_max_batch_after_some_more(square: int, linear: i
     def activations(batch: int) -> list[int]:
         return [square * batch * batch, linear * batch]
 
-    max_batch = Prediction(traced_by(activations, traced)).max_batch(capacity_bytes, most=MOST)
+    max_batch = Prediction(traced_by(activations, traced)).max_batch(target(capacity_bytes), most=MOST)
     assert fits(max_batch.batch_size, activations(max_batch.batch_size), capacity_bytes)
     if max_batch.bound == "memory":
         assert not fits(max_batch.batch_size + 1, activations(max_batch.batch_size + 1), capacity_bytes)
@@ -59,24 +63,24 @@ def test_a_step_that_does_something_else_at_some_sizes_is_bisected() -> None:
     def activations(batch: int) -> list[int]:
         return [MIB * batch] * (1 + batch % 2)
 
-    max_batch = Prediction(traced_by(activations, traced)).max_batch(400 * MIB, most=MOST)
+    max_batch = Prediction(traced_by(activations, traced)).max_batch(target(400 * MIB), most=MOST)
     assert fits(max_batch.batch_size, activations(max_batch.batch_size), 400 * MIB)
     assert not fits(max_batch.batch_size + 1, activations(max_batch.batch_size + 1), 400 * MIB)
 
 
 def test_nothing_fits() -> None:
-    max_batch = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).max_batch(40 * MIB, most=MOST)
+    max_batch = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).max_batch(target(40 * MIB), most=MOST)
     assert (max_batch.batch_size, max_batch.bound, max_batch.peak) == (0, "memory", None)
     assert max_batch.at_one_bytes is not None
     assert max_batch.at_one_bytes > 40 * MIB
-    one = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).max_batch(80 * MIB, most=MOST)
+    one = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).max_batch(target(80 * MIB), most=MOST)
     assert one.batch_size == 1
 
 
 @pytest.mark.parametrize("most", [1, 3, 4, 5, 8, 100])
 def test_no_larger_batch_is_traced_than_asked_for(most: int) -> None:
     traced: list[int] = []
-    max_batch = Prediction(traced_by(lambda batch: [MIB * batch], traced)).max_batch(10**12, most=most)
+    max_batch = Prediction(traced_by(lambda batch: [MIB * batch], traced)).max_batch(target(10**12), most=most)
     assert (max_batch.batch_size, max_batch.bound) == (most, "max_batch_size")
     assert max(traced) <= most
 
@@ -122,7 +126,7 @@ def test_a_way_is_a_batch_that_fits_even_where_smaller_ones_do_not() -> None:
     per_sample = [340992, 35840, 261120, 71680, 256000, 242688, 323584, 204800]
     capacity_bytes = 291 * MIB
     prediction = Prediction(traced_by(lambda batch: [size * batch for size in per_sample], []))
-    largest = prediction.max_batch(capacity_bytes, most=MOST).batch_size
+    largest = prediction.max_batch(target(capacity_bytes), most=MOST).batch_size
     assert (largest, fits(156, [size * 156 for size in per_sample], capacity_bytes)) == (163, False)
     way = prediction.way_to(312, largest, capacity_bytes)
     assert way is not None
@@ -151,3 +155,42 @@ def test_where_what_fits_is_not_monotone_it_is_next_to_one_that_does_not(fitting
     found = bisect_largest(fitting.__contains__, above=0, below=100)
     assert found in fitting | {0}
     assert found + 1 not in fitting
+
+
+def test_a_safe_batch_has_no_hole_below_and_leaves_a_margin() -> None:
+    """Here 163 fit and 156 do not."""
+    per_sample = [340992, 35840, 261120, 71680, 256000, 242688, 323584, 204800]
+    found = Prediction(traced_by(lambda batch: [size * batch for size in per_sample], [])).max_batch(
+        target(291 * MIB), most=MOST
+    )
+    assert (found.batch_size, found.hole) == (163, 156)
+    assert found.safe_batch_size < 156 < found.most_batch_size
+    for batch in range(round(0.9 * found.safe_batch_size), found.safe_batch_size + 1):
+        assert fits(batch, [size * batch for size in per_sample], int(0.96 * 291 * MIB))
+
+
+@given(st.lists(st.integers(1, 300_000), min_size=1, max_size=6), st.integers(60 * MIB, 1000 * MIB))
+@settings(deadline=None)
+def test_safe_expected_and_at_most_are_in_order(per_sample: list[int], capacity_bytes: int) -> None:
+    def activations(batch: int) -> list[int]:
+        return [size * batch for size in per_sample]
+
+    range_bytes = int(0.98 * capacity_bytes), int(1.01 * capacity_bytes)
+    found = Prediction(traced_by(activations, [])).max_batch(
+        dataclasses.replace(target(capacity_bytes), range_bytes=range_bytes), most=MOST
+    )
+    assert found.safe_batch_size <= found.batch_size <= found.most_batch_size
+    if found.most_batch_size < MOST:  # more than all memory is alive
+        more = step_of(found.most_batch_size + 1, activations(found.most_batch_size + 1))
+        assert predict_peak(more).allocated_bytes > range_bytes[1]
+    if found.safe_batch_size:
+        assert fits(found.safe_batch_size, activations(found.safe_batch_size), int(0.96 * range_bytes[0]))
+
+
+@given(st.sets(st.integers(1, 300)), st.integers(0, 40), st.integers(0, 300))
+def test_downwards_it_is_the_last_that_fits_before_one_that_does_not(fitting: set[int], above: int, rest: int) -> None:
+    start = above + rest
+    found = bisect_down(fitting.__contains__, above=above, start=start)
+    assert above <= found <= start
+    assert found == above or found in fitting
+    assert found == start or found + 1 not in fitting

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
+from amp_track.memory_plan.allocator import CachingAllocator
 from amp_track.memory_plan.replay import predict_peak, replayed
 from amp_track.memory_plan.snapshot import snapshot
 
@@ -27,7 +28,7 @@ def test_segments_and_events_are_those_of_the_simulation(sizes: list[int]) -> No
     assert sum(new) == sum(segment["total_size"] for segment in data["segments"]) == predict_peak(trace).reserved_bytes
     for segment in data["segments"]:
         assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
-    at_the_end = replayed(trace.events, trace.sizes).allocated_bytes
+    at_the_end = replayed(trace, trace.sizes, CachingAllocator()).allocated_bytes
     assert sum(segment["allocated_size"] for segment in data["segments"]) == at_the_end
     made, freed = (
         [event["addr"] for event in events if event["action"] == name] for name in ("alloc", "free_completed")

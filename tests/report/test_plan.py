@@ -25,10 +25,26 @@ def planned(precision: str, *, max_batch: int = 640, workspace_mib: int = 0) -> 
     trace = dataclasses.replace(step_of(8, [20 * MIB]).with_next_step(), samples=8, flops=100, half_flops=90)
     peak = predict_peak(trace)
     more = dataclasses.replace(peak, reserved_bytes=peak.reserved_bytes + workspace_mib * MIB)
-    found = PlannedMaxBatch(target=CARD.name, batch_size=0, bound="memory", peak=None, at_one_bytes=2**31)
+    found = PlannedMaxBatch(
+        target=CARD.name,
+        batch_size=0,
+        safe_batch_size=0,
+        most_batch_size=0,
+        bound="memory",
+        peak=None,
+        at_one_bytes=2**31,
+    )
     if max_batch:
         way = Way(micro_batch=512, grad_accum=2, peak=peak)
-        found = dataclasses.replace(found, batch_size=max_batch, peak=peak, at_one_bytes=None, way=way)
+        found = dataclasses.replace(
+            found,
+            batch_size=max_batch,
+            safe_batch_size=max_batch - 40,
+            most_batch_size=max_batch + 60,
+            peak=peak,
+            at_one_bytes=None,
+            way=way,
+        )
     return PrecisionPlan(
         precision=precision, batch_size=8, peak=peak, peak_with_workspaces=more, trace=trace,
         max_batches=() if precision in dict(CARD.lacks) else (found,),
@@ -56,8 +72,8 @@ def has_table(result: PlanResult, title: str) -> bool:
 def test_a_precision_that_a_gpu_lacks_says_why() -> None:
     max_batches = named(result_of(planned("fp32"), planned("bf16")), "any.py")
     assert [row[1:] for row in max_batches.sections[0]] == [
-        ("fp32", "640", "40 MiB", "28 MiB", "memory"),
-        ("bf16", "–", "–", "–", "too old"),
+        ("fp32", "640 (safe 600, at most 700)", "40 MiB", "memory"),
+        ("bf16", "–", "–", "too old"),
     ]
 
 
@@ -79,10 +95,21 @@ def test_ways_say_batch_and_work() -> None:
 def test_where_nothing_fits_there_are_no_ways_and_a_note_says_so() -> None:
     result = result_of(planned("fp32", max_batch=0), effective_batch_size=1024)
     assert not has_table(result, "ways")
-    assert named(result, "any.py").sections[0][0][2:] == ("none", "–", "–", "one sample needs 2 GiB")
+    assert named(result, "any.py").sections[0][0][2:] == ("none", "–", "one sample needs 2 GiB")
     notes = plan_notes(result)
     assert "No batch that fits divides 1,024." in notes
     assert not any(note.startswith("Work: ") for note in notes)
+
+
+def test_a_smaller_batch_that_does_not_fit_and_fused_attention_are_noted() -> None:
+    plan = planned("fp32")
+    assert not any("640" in note or "Attention" in note for note in plan_notes(result_of(plan)))
+    hole = dataclasses.replace(plan.max_batches[0], hole=611)
+    attention = dataclasses.replace(plan.trace.storages[0], operation="_scaled_dot_product_flash_attention")
+    trace = dataclasses.replace(plan.trace, storages=(attention, *plan.trace.storages[1:]))
+    notes = plan_notes(result_of(dataclasses.replace(plan, max_batches=(hole,), trace=trace)))
+    assert any(note.startswith("611 does not fit although 640 does") for note in notes)
+    assert any(note.startswith("Attention is fused") for note in notes)
 
 
 def test_workspaces_make_a_range_where_they_show() -> None:
@@ -97,6 +124,7 @@ def test_metrics_are_named_by_precision_and_target() -> None:
         "plan/fp32/allocated_mib": 28,
         "plan/fp32/reserved_mib": 40,
         "plan/fp32/max_batch/A card": 640,
+        "plan/fp32/safe_batch/A card": 600,
     }
 
 

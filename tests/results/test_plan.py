@@ -19,8 +19,16 @@ def planned(
     trace = dataclasses.replace(step_of(8, [MIB]), samples=8, flops=flops, half_flops=half_flops)
     peak = predict_peak(trace)
     found = Way(micro_batch=way[0], grad_accum=way[1], peak=peak) if way is not None else None
+    batch = way[0] if way else 0
     max_batch = PlannedMaxBatch(
-        target="6GiB", batch_size=way[0] if way else 0, bound="memory", peak=peak, at_one_bytes=None, way=found
+        target="6GiB",
+        batch_size=batch,
+        safe_batch_size=batch,
+        most_batch_size=batch,
+        bound="memory",
+        peak=peak,
+        at_one_bytes=None,
+        way=found,
     )
     return PrecisionPlan(
         precision=precision, batch_size=8, peak=peak, peak_with_workspaces=peak, trace=trace, max_batches=(max_batch,)
