@@ -1,0 +1,347 @@
+"""Compare the memory plan with published batch sizes of timm models: benchmarks/data/README.md.
+
+    python -m benchmarks.plan_validation [--models 40] [--processes 2] [--traces FOLDER]
+
+A row is predicted if timm still has its model. Each prediction is appended to benchmarks/results/plan-validation.csv,
+and rows that the file has are skipped, so that a stopped run can be continued; remove the file to begin anew. All rows
+take about an hour on two cores. `--models` predicts only that many models, drawn by a hash of their names, so that they
+are a random sample. `--traces` keeps what was traced, to predict again after a change of the simulated allocator or of a
+GPU's memory without tracing.
+
+The true max batch lies from the published batch size up to below the next of the ladder. A prediction within is inside.
+Writes a summary to benchmarks/results/plan-validation.json, and prints it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import datetime
+import hashlib
+import json
+import math
+import os
+import pickle
+import statistics
+import time
+import warnings
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from scipy import optimize, stats
+
+from benchmarks import provenance
+
+FOLDER = Path(__file__).parent
+DATA = FOLDER / "data" / "timm_train_amp_rtx3090.csv"
+PREDICTIONS = FOLDER / "results" / "plan-validation.csv"
+SUMMARY = FOLDER / "results" / "plan-validation.json"
+LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+GPU = "RTX 3090"
+_ROWS_OF_A_PROCESS = 20
+"""timm and torch keep objects of each model: a fresh process frees them."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of the published table."""
+
+    model: str
+    image_size: int
+    layout: str
+    batch_size: int
+    samples_per_second: float
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.model, self.image_size, self.layout
+
+    @property
+    def failed_batch_size(self) -> int | None:
+        """The next batch size of the ladder, which failed; None at its end."""
+        place = LADDER.index(self.batch_size) + 1
+        return LADDER[place] if place < len(LADDER) else None
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The prediction for a row; with an error, none."""
+
+    model: str
+    image_size: int
+    layout: str
+    family: str
+    expected: int = 0
+    safe: int = 0
+    at_most: int = 0
+    hole: int | None = None
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.model, self.image_size, self.layout
+
+
+def published() -> list[Published]:
+    """Return the rows of the table in a fixed random order of their models."""
+    with DATA.open() as file:
+        rows = [
+            Published(
+                model=row["model"],
+                image_size=int(row["img_size"]),
+                layout=row["layout"],
+                batch_size=int(row["largest_batch_of_ladder"]),
+                samples_per_second=float(row["samples_per_s"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+    return sorted(rows, key=lambda row: (hashlib.sha1(row.model.encode()).hexdigest(), row.key))
+
+
+def predict(row: Published, traces: Path | None = None) -> Predicted:
+    """Predict a row, on the published software: eager kernels, attention in separate operations."""
+    os.environ["TIMM_FUSED_ATTN"] = "0"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    warnings.simplefilter("ignore")  # of timm, about names of models
+    import timm
+    import torch
+
+    torch.set_num_threads(1)
+    started = time.monotonic()
+    family = timm.model_entrypoint(row.model).__module__.removeprefix("timm.models.")
+    found = Predicted(model=row.model, image_size=row.image_size, layout=row.layout, family=family)
+    try:
+        max_batch = _max_batch(row, traces)
+    except Exception as error:  # of any model of timm
+        return dataclasses.replace(found, error=f"{type(error).__name__}: {error}".splitlines()[0][:200])
+    return dataclasses.replace(
+        found,
+        expected=max_batch.batch_size,
+        safe=max_batch.safe_batch_size,
+        at_most=max_batch.most_batch_size,
+        hole=max_batch.hole,
+        seconds=round(time.monotonic() - started, 1),
+    )
+
+
+def _max_batch(row: Published, traces: Path | None) -> Any:
+    from amp_track.config.job import Job
+    from amp_track.memory_plan.fake_step import FakeStep
+    from amp_track.memory_plan.gpus import gpu_named
+    from amp_track.memory_plan.predict import Prediction
+    from amp_track.memory_plan.replay import with_workspaces
+    from amp_track.targets.workload import load_workload
+
+    target = gpu_named(GPU).target(eager=True)
+    options = (("optimizer_name", "sgd"), ("image_size", str(row.image_size)))
+    workload = load_workload(f"timm:{row.model}", options)
+    job = Job(
+        workload=row.model, learning_rate=1e-3, batch_size=8, channels_last=row.layout == "channels_last"
+    )  # fmt: skip
+    step = FakeStep(job, workload, workload.example(2), as_cuda=True)
+    known: dict[int, Any] = {}
+
+    def trace_at(batch_size: int) -> Any:
+        if batch_size not in known:
+            file = traces and traces / f"{row.model}-{row.image_size}-{row.layout}-{batch_size}.pickle.z"
+            if file and file.exists():
+                trace = pickle.loads(zlib.decompress(file.read_bytes()))
+            else:
+                trace = step.trace("amp", batch_size)
+                if file:
+                    file.write_bytes(zlib.compress(pickle.dumps(trace), 3))
+            known[batch_size] = with_workspaces(trace.with_next_step(), target.blas_workspace_bytes)
+        return known[batch_size]
+
+    return Prediction(trace_at).max_batch(target, most=4096)
+
+
+def predictions() -> dict[tuple[str, int, str], Predicted]:
+    """Return the predictions made so far."""
+    if not PREDICTIONS.exists():
+        return {}
+    with PREDICTIONS.open() as file:
+        found = [
+            Predicted(
+                model=row["model"],
+                image_size=int(row["image_size"]),
+                layout=row["layout"],
+                family=row["family"],
+                expected=int(row["expected"]),
+                safe=int(row["safe"]),
+                at_most=int(row["at_most"]),
+                hole=int(row["hole"]) if row["hole"] else None,
+                seconds=float(row["seconds"]),
+                error=row["error"],
+            )
+            for row in csv.DictReader(file)
+        ]
+    return {each.key: each for each in found}
+
+
+def run(rows: Sequence[Published], *, processes: int, traces: Path | None) -> None:
+    """Predict rows, and append each to the file."""
+    names = [field.name for field in dataclasses.fields(Predicted)]
+    is_new = not PREDICTIONS.exists()
+    with PREDICTIONS.open("a", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        with ProcessPoolExecutor(processes, max_tasks_per_child=_ROWS_OF_A_PROCESS) as pool:
+            for done, future in enumerate(as_completed([pool.submit(predict, row, traces) for row in rows]), 1):
+                writer.writerow(dataclasses.asdict(future.result()))
+                file.flush()
+                print(f"{done}/{len(rows)} {future.result().model}", flush=True)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A published row with its prediction."""
+
+    row: Published
+    found: Predicted
+
+    @property
+    def is_bracketed(self) -> bool:
+        """Whether the table says that a batch failed."""
+        return self.row.failed_batch_size is not None
+
+    @property
+    def verdict(self) -> str:
+        failed = self.row.failed_batch_size
+        if self.found.expected < self.row.batch_size:
+            return "too low"
+        return "too high" if failed is not None and self.found.expected >= failed else "inside"
+
+
+def summarize(compared: Sequence[Compared]) -> dict[str, Any]:
+    """Return the shares of predictions inside, too high and too low, and the error rates of safe batches."""
+    known = [each for each in compared if each.is_bracketed and not each.found.error]
+    safe_fails = sum(each.found.safe >= (each.row.failed_batch_size or math.inf) for each in known)
+    far_below = sum(each.found.safe < 0.9 * each.row.batch_size for each in known)
+    exceeded = sum(each.found.at_most < each.row.batch_size for each in known)
+    mean, spread = _error(known)
+    families: dict[str, list[Compared]] = defaultdict(list)
+    for each in known:
+        families[each.found.family].append(each)
+    lower_bounds = [each for each in compared if not each.is_bracketed and not each.found.error]
+    return {
+        "rows": len(known),
+        "models": len({each.row.model for each in known}),
+        **{verdict: sum(each.verdict == verdict for each in known) for verdict in ("inside", "too high", "too low")},
+        "mean_ln_error": mean,
+        "spread_ln_error": spread,
+        "safe_fails": _rate(safe_fails, len(known)),
+        "safe_fails_by_normal_error": _share_above(known, mean, spread),
+        "safe_more_than_10_percent_below_a_batch_that_ran": _rate(far_below, len(known)),
+        "at_most_exceeded": _rate(exceeded, len(known)),
+        "safe_by_expected": statistics.median(each.found.safe / each.found.expected for each in known),
+        "holes": sum(each.found.hole is not None for each in known),
+        "rows_at_512": len(lower_bounds),
+        "of_those_predicted_below_512": sum(each.verdict == "too low" for each in lower_bounds),
+        "not_planned": sorted({f"{each.row.model}: {each.found.error}" for each in compared if each.found.error}),
+        "families": {
+            family: [sum(each.verdict == "inside" for each in of_family), len(of_family)]
+            for family, of_family in sorted(families.items())
+        },
+        "misses": [
+            [*each.row.key, each.row.batch_size, each.row.failed_batch_size, each.found.expected, each.verdict]
+            for each in known
+            if each.verdict != "inside"
+        ],
+    }
+
+
+def _rate(count: int, total: int) -> dict[str, Any]:
+    """Return a share with its exact 95 % confidence interval (Clopper and Pearson, 1934)."""
+    interval = stats.binomtest(count, total).proportion_ci(0.95, method="exact")
+    return {"count": count, "of": total, "low": round(interval.low, 4), "high": round(interval.high, 4)}
+
+
+def _error(known: Sequence[Compared]) -> tuple[float, float]:
+    """Return mean and standard deviation of ln(predicted / true), a normal variable known within brackets.
+
+    By maximum likelihood. A tenth of the brackets may miss for other causes than the plan's error, which would dominate
+    a normal distribution: each row has a chance of 5 % of any error.
+    """
+    upper = [math.log(each.found.expected / each.row.batch_size) for each in known]
+    lower = [math.log(each.found.expected / (each.row.failed_batch_size or math.inf)) for each in known]
+
+    def cost(values: Any) -> float:
+        mean, spread = values[0], math.exp(values[1])
+        inside = stats.norm.cdf(upper, mean, spread) - stats.norm.cdf(lower, mean, spread)
+        return float(-sum(math.log(0.95 * each + 0.05 * 0.1) for each in inside))
+
+    found = optimize.minimize(cost, [0.0, math.log(0.03)], method="Nelder-Mead")
+    return round(float(found.x[0]), 4), round(math.exp(float(found.x[1])), 4)
+
+
+def _share_above(known: Sequence[Compared], mean: float, spread: float) -> float:
+    """Return the mean probability that a safe batch exceeds the true one, if the error is normal."""
+    margins = [math.log(each.found.safe / each.found.expected) if each.found.safe else -math.inf for each in known]
+    return round(float(statistics.mean(stats.norm.sf(-mean - margin, 0, spread) for margin in margins)), 4)
+
+
+def rows_to_predict(models: int | None) -> Iterator[Published]:
+    """Yield the rows whose model timm has, of all models or of the first ones."""
+    import timm
+
+    warnings.simplefilter("ignore")
+    chosen: dict[str, None] = {}
+    for row in published():
+        if timm.is_model(row.model) and (models is None or len(chosen | {row.model: None}) <= models):
+            chosen[row.model] = None
+            yield row
+
+
+def show(summary: dict[str, Any]) -> Iterable[Table]:
+    overall = Table(title="memory plan of timm models, RTX 3090, amp")
+    overall.add_column("")
+    overall.add_column("", justify="right")
+    for name, value in summary.items():
+        if isinstance(value, dict) and "of" in value:
+            value = f"{value['count']} of {value['of']} ({value['low']:.1%} to {value['high']:.1%})"
+        if isinstance(value, int | float | str):
+            overall.add_row(name.replace("_", " "), str(value))
+    yield overall
+    families = Table("family", "inside", "rows", title="by module of timm")
+    for family, (inside, total) in summary["families"].items():
+        families.add_row(family, str(inside), str(total))
+    yield families
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", type=int, help="predict only this many models")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--traces", type=Path, help="keep traces in this folder")
+    options = parser.parse_args()
+    if options.traces:
+        options.traces.mkdir(parents=True, exist_ok=True)
+    rows = list(rows_to_predict(options.models))
+    known = predictions()
+    run([row for row in rows if row.key not in known], processes=options.processes, traces=options.traces)
+    known = predictions()
+    summary = summarize([Compared(row, known[row.key]) for row in rows if row.key in known])
+    record = {
+        "date": datetime.date.today().isoformat(),
+        "versions": provenance.versions("torch", "timm"),
+        "published": f"{len(published())} rows",
+        **summary,
+    }
+    SUMMARY.write_text(json.dumps(record, indent=1) + "\n")
+    for table in show(summary):
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
