@@ -25,6 +25,7 @@ from amp_track.records.errors import AmpTrackError
 from amp_track.records.plan import Category, StepTrace
 from amp_track.targets.workload import load_workload
 from amp_track.training.amp.step import TrainStep
+from amp_track.training.amp.tensors import map_tensors
 from amp_track.workload import Workload
 
 MIB = 2**20
@@ -59,7 +60,7 @@ def profiled_peak(workload: Workload, precision: str, batch_size: int, *, steps:
         model = workload.model().train()
         step = TrainStep(model, workload.optimizer(model.parameters(), 1e-3), workload.loss, precision)
         for _ in range(steps):
-            step(input.clone(), target.clone())
+            step(map_tensors(torch.clone, input), map_tensors(torch.clone, target))
     allocations: list[tuple[int, int, int, int]] = []
     for root in profiled.profiler.kineto_results.experimental_event_tree():  # type: ignore[union-attr]
         collect(root, 0, allocations)
