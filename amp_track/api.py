@@ -48,6 +48,7 @@ class Settings(TypedDict, total=False):
     allow_changed_workload: bool | None
     batch_size: int | str | None
     channels_last: bool | None
+    checkpoint_activations: bool | None
     checkpoint_every: int | None
     compile: bool | None
     confirm_steps: int | Literal["epoch"] | None
@@ -56,10 +57,12 @@ class Settings(TypedDict, total=False):
     epochs: int | None
     eval_batch_size: int | Literal["auto", "same"] | None
     experiment: str | None
+    frozen: bool | None
     gpu: Names | None
     grad_accum: int | None
     grad_stats_every: int | None
     headroom: Size | None
+    image_size: int | None
     job_timeout: str | float | None
     lr: float | None
     lr_range: str | Sequence[float] | None
@@ -70,11 +73,13 @@ class Settings(TypedDict, total=False):
     multiple_of: int | None
     nproc: int | None
     num_workers: int | None
+    optimizer: str | None
     precision: Names | None
     precision_words: Mapping[str, str] | Sequence[str] | None
     resume: str | None
     seed: int | None
     seeds: int | None
+    sequence_length: int | None
     set: Mapping[str, Any] | Sequence[str] | None
     steps: int | None
     storage: str | None

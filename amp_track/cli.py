@@ -222,6 +222,8 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
     amp-track plan experiments/digits.py --memory-budget 6GiB --gpu "RTX 4090"
 
     amp-track plan experiments/digits.py --memory-budget 1GiB --effective-batch-size 8192 --vary width=8,16,32
+
+    amp-track plan timm:vit_base_patch16_224 --gpu "RTX 4090" --optimizer sgd
     """
     request = request_of("plan", workload, given, owns_process=True)
     from amp_track.commands import plan

@@ -46,6 +46,7 @@ _GROUPS = {
     "trust": "Resuming",
     "example": "dtypes and memory plan",
     "planoptions": "dtypes and memory plan",
+    "modeloptions": "Models by name",
     "uioptions": "ui and report",
     "reportoptions": "ui and report",
     "workoptions": "Search workers",

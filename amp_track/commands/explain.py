@@ -34,7 +34,8 @@ def explain(request: Request) -> ExplainResult:
         BadInput: the file is no snapshot, the workload has no memory plan, or an option does not apply.
     """
     file = Path(request.job.workload)
-    if file.suffix == ".py" or (":" in file.name and not file.exists()):
+    is_named = source.library_of_model(request.job.workload) is not None
+    if is_named or file.suffix == ".py" or (":" in file.name and not file.exists()):
         return _predicted(request)
     for flag in flags_of(Job):
         if flag.field.name in request.given and flag.field.name not in ("workload", "batch_size"):

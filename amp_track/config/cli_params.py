@@ -35,6 +35,7 @@ class Panel(StrEnum):
     """typer's own panel: it comes first."""
     TRAINING = "Training"
     SEARCH = "Search"
+    MODEL = "Models by name"
     STORES = "Stores"
 
 

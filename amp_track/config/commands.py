@@ -14,6 +14,7 @@ from amp_track.config.options import (
     CompareOptions,
     Example,
     MaxBatchOptions,
+    ModelOptions,
     PlanOptions,
     ReportOptions,
     Request,
@@ -66,6 +67,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "plan": (
         *flags_of(PlanOptions),
+        *flags_of(ModelOptions),
         *flags_of(MaxBatchOptions, "precisions", "max_batch_size", "effective_batch_size"),
         *flags_of(Job, "batch_size", "grad_accum", "max_grad_norm", "channels_last", "options"),
         *flags_of(Stores, without=("study", "storage")),
@@ -131,9 +133,11 @@ def request_of(
     if command == "dtypes":
         job["batch_size"] = build(Example, flags, given).batch_size
     options = [item for item in dataclasses.fields(Request) if dataclasses.is_dataclass(item.default)]
+    built = {item.name: build(type(item.default), flags, given) for item in options}
+    asked = build(Job, flags, given, **job)
     return Request(
-        job=build(Job, flags, given, **job),
-        **{item.name: build(type(item.default), flags, given) for item in options},
+        job=dataclasses.replace(asked, options=built["model_options"].added_to(asked.options)),
+        **built,
         given=frozenset(flag.field.name for flag in flags if flag.owner is Job and given.get(flag.parameter))
         | ({"workload"} if workload is not None else set()),
         owns_process=owns_process,

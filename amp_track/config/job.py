@@ -19,6 +19,8 @@ from amp_track.config.cli_params import Affects, Panel, setting, switch
 from amp_track.config.precisions import Precision
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
+MODEL_LIBRARIES = {"timm": "timm", "torchvision": "examples", "transformers": "transformers"}
+"""The libraries whose models are targets by name, such as timm:resnet50, with the extra that installs each."""
 OUTPUT = "output.txt"
 """The file in a job's folder with the output of its command."""
 
@@ -192,8 +194,10 @@ class Job:
 
     @property
     def short_name(self) -> str:
-        """`experiments/digits.py` and `package.digits:Digits` are both `digits`."""
-        module, colon, _ = self.workload.partition(":")
+        """`experiments/digits.py` and `package.digits:Digits` are both `digits`; `timm:resnet50` is `resnet50`."""
+        module, colon, name = self.workload.partition(":")
+        if module in MODEL_LIBRARIES and colon:
+            return Path(name).stem
         return module.rpartition(".")[2] if colon else Path(module).stem
 
 

@@ -193,6 +193,40 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of models by name. Each flag sets the workload option that its field is named after, as `--set` does."""
+
+    optimizer_name: str | None = setting(
+        None, values.option_value, "Optimizer of a model by name: sgd (momentum 0.9), adam, adamw, rmsprop or "
+        "adafactor.", flag="optimizer", shown_default="adamw", panel=Panel.MODEL
+    )
+    image_size: int | None = setting(
+        None, values.positive_integer, "Height and width of the images of a model by name.",
+        shown_default="the model's", panel=Panel.MODEL
+    )
+    sequence_length: int | None = setting(
+        None, values.positive_integer, "Tokens per sample of a transformers model.",
+        shown_default="512, or the model's maximum", panel=Panel.MODEL
+    )
+    frozen: bool = switch("Train only the head of a model by name.", panel=Panel.MODEL)
+    checkpoint_activations: bool = switch(
+        "Compute activations again in the backward pass of a timm or transformers model.", panel=Panel.MODEL
+    )
+
+    def flags(self) -> dict[str, str]:
+        """Return the flags that were given, by the option of the workload that each sets."""
+        given = [flag for flag in flags_of(ModelOptions) if getattr(self, flag.field.name) != flag.field.default]
+        return {flag.field.name: flag.name for flag in given}
+
+    def added_to(self, options: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        """Return the options of a job with these. Raises BadInput for one that `--set` gives too."""
+        flags = self.flags()
+        for name in flags.keys() & dict(options).keys():
+            raise BadInput(f"{name} is given by both {flags[name]} and --set. Omit one of the two.")
+        return (*options, *((name, str(getattr(self, name))) for name in flags))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     """Where `report` writes the page to."""
 
@@ -260,6 +294,7 @@ class Request:
     resumption: Resumption = Resumption()
     trust: Trust = Trust()
     plan_options: PlanOptions = PlanOptions()
+    model_options: ModelOptions = ModelOptions()
     report_options: ReportOptions = ReportOptions()
     ui_options: UiOptions = UiOptions()
     work_options: WorkOptions = WorkOptions()

@@ -215,6 +215,12 @@ def option(text: str) -> tuple[str, str]:
     return name, value
 
 
+@kind("a value of the option", "NAME")
+def option_value(text: str) -> str:
+    """The text itself: the workload knows the values."""
+    return text.strip()
+
+
 @kind("precision=words, such as amp=--fp16", "NAME=WORDS")
 def precision_words(text: str) -> tuple[str, str]:
     """`amp=--fp16` is ("amp", "--fp16"), `fp32=` is ("fp32", "")."""

@@ -13,6 +13,7 @@ from amp_track.memory_plan.torch_internals import (
     AUTOGRAD,
     Operation,
     aten,
+    is_composite,
     operations_with_kernel,
     overload,
     without_autocast,
@@ -154,7 +155,11 @@ def kernels_of_cuda(autocast_dtype: torch.dtype | None) -> dict[str, Operation]:
     return {name: make(operation) for name, make in makers.items() if (operation := overload(name)) is not None}
 
 
-def _as_it_is(operation: Operation) -> Operation:
+def _as_it_is(operation: Any) -> Operation:
+    """Run an operation unchanged. One that is made of others, such as cross entropy, leaves the casts to them."""
+    if is_composite(operation):
+        return operation.decompose  # type: ignore[no-any-return]
+
     def run(*args: Any, **kwargs: Any) -> Any:
         with without_autocast():
             return operation(*args, **kwargs)

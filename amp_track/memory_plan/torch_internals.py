@@ -180,6 +180,12 @@ def operations_with_kernel(key: str) -> frozenset[str]:
     return frozenset(name.removeprefix("aten::") for name in names if _has_kernel(name, key))
 
 
+def is_composite(operation: OpOverload) -> bool:
+    """Return whether an aten operation has no kernel but a composition of others, which its `decompose` runs."""
+    name: str = operation.name()  # type: ignore[no-untyped-call]
+    return bool(_has_kernel(name, "CompositeImplicitAutograd"))
+
+
 def overload(name: str) -> OpOverload | None:
     """Return the aten operation `name.overload`, or None if this release of torch has no such operation."""
     packet, _, which = name.partition(".")

@@ -18,11 +18,14 @@ from pathlib import Path
 _REQUIRED = {"torch", "numpy", "amp_track"}
 """Packages that are loaded after `import torch`, and amp_track."""
 _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
-_INTEGRATIONS = {
+_LIBRARIES = {
     "amp_track.integrations.lightning": "import lightning.pytorch",
     "amp_track.integrations.transformers": "from transformers import Trainer",
+    "timm": "import timm",
+    "torchvision": "import torchvision",
+    "transformers": "import transformers",
 }
-"""The slow import of each integration, which comes before any code of the user."""
+"""The slow import of each integration and of models by name, which comes before any code of the user."""
 _Import = ast.Import | ast.ImportFrom
 
 
@@ -42,8 +45,8 @@ class LeadingImports:
 def leading_imports(workload: str) -> LeadingImports:
     """Return the import statements before any other statement in a workload file, or in the packages of its module."""
     module, colon, _ = workload.partition(":")
-    if module in _INTEGRATIONS:
-        return LeadingImports(("import torch", _INTEGRATIONS[module]))
+    if module in _LIBRARIES:
+        return LeadingImports(("import torch", _LIBRARIES[module]))
     here = os.getcwd()
     path = sorted(sys.path, key=lambda folder: folder in ("", here))  # a stable sort: only the working folder moves
     if colon:

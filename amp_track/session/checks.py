@@ -113,16 +113,18 @@ def _check_settings(request: Request, inspection: Inspection) -> None:
 
 @contextmanager
 def given_by_vary(request: Request, names: Collection[str]) -> Iterator[None]:
-    """Reject workload options that `--set` gives too, and name --vary in the errors about their values."""
+    """Reject workload options that another flag gives too, and name the right flag in the errors about their values."""
+    flags = request.model_options.flags()
     for name in names:
         if name in dict(request.job.options):
-            raise BadInput(f"{name} is given by both --vary and --set. Omit one of the two.")
+            raise BadInput(f"{name} is given by both --vary and {flags.get(name, '--set')}. Omit one of the two.")
+    flags |= dict.fromkeys(names, "--vary")
     try:
         yield
     except BadOption as error:
-        if error.option not in names:
+        if error.option not in flags:
             raise
-        raise BadOption(error.option, error.problem, "--vary") from None
+        raise BadOption(error.option, error.problem, flags[error.option]) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +171,8 @@ def trusted_workload(stored: StoredWorkload, request: Request) -> str:
     source.check_reference(reference)
     files = source.workload_files(reference)
     here = Path.cwd().resolve()
-    is_here = bool(files) and all(file.is_relative_to(here) for file in files)
+    # A model by name runs no code but its library's; the file of one of transformers is data.
+    is_here = bool(files or source.library_of_model(reference)) and all(file.is_relative_to(here) for file in files)
     if not (is_given or request.trust.trust_store or is_here):
         raise BadInput(
             f"{stored.owner} trains {reference}, which is outside the working folder. Name it explicitly "

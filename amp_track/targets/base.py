@@ -83,6 +83,8 @@ def load_target(job: Job) -> ProbeTarget:
 
     if job.command:
         return CommandTarget(job)
+    if source.library_of_model(job.workload) is not None:
+        return WorkloadTarget(job)
     _, is_in_module, name = job.workload.partition(":")
     found = getattr(imported(job.workload), name, None) if is_in_module else None
     return FunctionTarget(job, found) if isinstance(found, FunctionType) else WorkloadTarget(job)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from amp_track.config.job import MODEL_LIBRARIES
 from amp_track.records.errors import BadInput
 
 _SUFFIXES = importlib.machinery.all_suffixes()
@@ -36,6 +37,9 @@ def check_reference(workload: str) -> None:
     except UnicodeEncodeError:
         raise BadInput(f"{workload}: expected a file name in UTF-8. Rename the file.") from None
     module, colon, name = workload.partition(":")
+    if library_of_model(workload) is not None:
+        _check_named_model(workload)
+        return
     hint = "See experiments/digits.py for an example."
     if colon and not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
         raise BadInput(
@@ -45,6 +49,27 @@ def check_reference(workload: str) -> None:
         raise BadInput(
             f"{workload}: file not found, expected a Python file with one Workload or package.module:Class. {hint}"
         )
+
+
+def library_of_model(reference: str) -> str | None:
+    """Return the library of a model by name, such as timm for `timm:resnet50`; None for other targets."""
+    library, colon, _ = reference.partition(":")
+    return library if colon and library in MODEL_LIBRARIES else None
+
+
+def config_file(path: str) -> Path:
+    """Return the configuration file of a transformers model, which may be named by its folder."""
+    return Path(path, "config.json") if os.path.isdir(path) else Path(path)
+
+
+def _check_named_model(reference: str) -> None:
+    """Check that the library of a model is installed, and that the configuration file of transformers exists."""
+    library, _, name = reference.partition(":")
+    if importlib.util.find_spec(library) is None:
+        extra = MODEL_LIBRARIES[library]
+        raise BadInput(f"{reference}: {library} is not installed. Install it with pip install 'amp-track[{extra}]'.")
+    if library == "transformers" and not os.path.isfile(config_file(name)):
+        raise BadInput(f"{reference}: file not found, expected a config.json of a transformers model, or its folder.")
 
 
 def reference_of(target: object) -> str:
@@ -132,9 +157,11 @@ def workload_files(reference: str) -> list[Path]:
     """Return all files that a workload reference may name, with symbolic links resolved.
 
     A path names one file. `package.module:Class` may name several files, in the working folder and on `sys.path`: how
-    the command was started decides which one its jobs import.
+    the command was started decides which one its jobs import. Of a model by name, only a configuration counts.
     """
-    module, colon, _ = reference.partition(":")
+    module, colon, name = reference.partition(":")
+    if library_of_model(reference) is not None:
+        return [config_file(name).resolve()] if module == "transformers" else []
     if not colon:
         return [Path(reference).resolve()]
     parts = module.split(".")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import importlib.util
 import inspect
 import os
@@ -20,6 +21,7 @@ from amp_track.records.errors import AmpTrackError, BadInput, BadOption, describ
 from amp_track.records.metrics import is_metric_name
 from amp_track.targets import source
 from amp_track.targets.base import imported, users_traceback
+from amp_track.targets.named_model import NamedModel, load_named_model
 from amp_track.training.data import digest, example_batch, length
 from amp_track.training.devices.base import Device
 from amp_track.training.dtypes import DtypesWatch
@@ -64,6 +66,7 @@ class WorkloadTarget:
                 if first:
                     _check_sample(reference, method, first, workload)
         file, imports = source_files(reference, workload)
+        library = source.library_of_model(reference)
         return TargetInspection(
             workload_name=type(workload).__name__,
             workload_digest=source.digest(file, imports) or "unknown",
@@ -80,7 +83,9 @@ class WorkloadTarget:
             evaluation_samples=samples[1],
             is_streamed=is_streamed,
             dataset_digest=dataset_digest,
-            libraries=source.versions_of_libraries([file, *(file.parent / name for name in imports)]),
+            libraries=((library, importlib.metadata.version(library)),)
+            if library is not None
+            else source.versions_of_libraries([file, *(file.parent / name for name in imports)]),
         )
 
     def training(
@@ -197,7 +202,7 @@ def _listed(hint: Any) -> tuple[Any, ...]:
 
 
 def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Workload:
-    """Load the workload named by a reference such as `experiments/digits.py` or `package.module:Class`.
+    """Load the workload of a reference: `experiments/digits.py`, `package.module:Class` or `timm:resnet50`.
 
     Raises:
         BadInput: the file, module or class does not exist; the file has no Workload or several; its import fails
@@ -242,6 +247,8 @@ def source_files(reference: str, target: Any) -> tuple[Path, tuple[str, ...]]:
     The others are the imported files in the folder of the workload's class, and the file of the class if the reference
     names a module that only imports it.
     """
+    if isinstance(target, NamedModel):
+        return target.source_file.resolve(), ()
     module, colon, _ = reference.partition(":")
     own = Path(str(sys.modules[module].__file__) if colon else reference).resolve()
     class_source = inspect.getsourcefile(type(target) if isinstance(target, Workload) else target) or str(own)
@@ -279,6 +286,8 @@ def option_value(name: str, text: str, *, default: Any, hint: Any) -> Any:
 
 
 def _find_class(reference: str) -> type[Workload]:
+    if source.library_of_model(reference) is not None:
+        return load_named_model(reference)
     module_name, colon, class_name = reference.partition(":")
     if colon:
         module = imported(reference)

@@ -43,6 +43,10 @@ def test_a_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> 
         (["--vary", "depht=2,3"], "--vary depht: got '2', expected an option of "),
         (["--vary", "depth=2,two"], "--vary depth: got 'two', expected int"),
         (["--vary", "depth"], "--vary: got 'depth', expected option=value,value,…"),
+        (["--optimizer", "sgd"], "--optimizer optimizer_name: got 'sgd', expected an option of "),
+        (["--frozen", "--vary", "frozen=True"], "frozen is given by both --vary and --frozen. Omit one of the two."),
+        (["--image-size", "64", "--set", "image_size=32"], "image_size is given by both --image-size and --set."),
+        (["--sequence-length", "0"], "--sequence-length: got '0', expected a whole number of 1 or more"),
         (["--effective-batch-size", "64"], "--effective-batch-size requires --memory-budget or --gpu"),
     ],
 )
@@ -87,6 +91,48 @@ def test_a_step_that_fails_is_told_its_line_with_its_traceback(amp_track: Comman
     assert done.returncode == 2
     *_, last = done.stderr.splitlines()
     assert re.match(r"amp-track: \S*workloads.py:\d+ \(return x @ x\): ", last)
+
+
+def test_flags_of_a_model_by_name_set_its_options(amp_track: Command) -> None:
+    def planned(*arguments: str) -> dict:
+        done = amp_track("plan", "timm:test_vit", "--precision", "fp32", "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    flags = planned("--optimizer", "sgd", "--image-size", "64", "--frozen", "--checkpoint-activations")
+    names = ["optimizer_name=sgd", "image_size=64", "frozen=True", "checkpoint_activations=True"]
+    options = planned(*(word for name in names for word in ("--set", name)))
+    assert flags["precisions"] == options["precisions"] != planned()["precisions"]
+
+
+def test_an_option_that_a_model_by_name_lacks_names_its_flag(amp_track: Command) -> None:
+    done = amp_track("plan", "timm:pit_ti_224", "--checkpoint-activations")
+    problem = "got 'True', but timm:pit_ti_224 does not support it"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"amp-track: --checkpoint-activations checkpoint_activations: {problem}\n"
+
+
+@pytest.mark.slow
+def test_a_model_by_name_is_measured_on_synthetic_batches(amp_track: Command, tmp_path: Path) -> None:
+    small = ["timm:test_resnet", "--memory-budget", "1GiB", "--precision", "fp32", "--set", "image_size=32"]
+    done = amp_track("max-batch", *small, "--max-batch-size", "2", "--confirm-steps", "0")
+    assert (done.returncode, done.stderr) == (2, "amp-track: timm:test_resnet has no data. Add --synthetic.\n")
+    assert list(tmp_path.iterdir()) == []
+    done = amp_track("max-batch", *small, "--max-batch-size", "2", "--confirm-steps", "0", "--synthetic", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["precisions"]["fp32"]["max_batch"] == 2
+
+
+@pytest.mark.slow
+def test_an_error_of_a_model_by_name_is_explained(amp_track: Command, tmp_path: Path) -> None:
+    (tmp_path / "bert.json").write_text(
+        '{"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 99}'
+    )
+    done = amp_track(
+        "explain", "transformers:bert.json", "--memory-budget", "64MiB", "--batch-size", "999", "--precision", "fp32"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "bert.encoder.layer.0" in done.stdout
 
 
 @pytest.mark.nightly

@@ -25,6 +25,7 @@ from amp_track.records.errors import AmpTrackError
 from amp_track.records.plan import Category, StepTrace
 from amp_track.targets.workload import load_workload
 from amp_track.training.amp.step import TrainStep
+from amp_track.training.amp.tensors import map_tensors
 from amp_track.workload import Workload
 
 MIB = 2**20
@@ -59,7 +60,7 @@ def profiled_peak(workload: Workload, precision: str, batch_size: int, *, steps:
         model = workload.model().train()
         step = TrainStep(model, workload.optimizer(model.parameters(), 1e-3), workload.loss, precision)
         for _ in range(steps):
-            step(input.clone(), target.clone())
+            step(map_tensors(torch.clone, input), map_tensors(torch.clone, target))
     allocations: list[tuple[int, int, int, int]] = []
     for root in profiled.profiler.kineto_results.experimental_event_tree():  # type: ignore[union-attr]
         collect(root, 0, allocations)
@@ -161,7 +162,7 @@ def test_what_each_storage_is_for() -> None:
 
 
 def test_autocast_halves_activations_and_not_weights() -> None:
-    step = fake_step(job(), Wide(width=256, depth=8))
+    step = fake_step(job(), Wide(width=256, depth=24))
     peaks = [dict(predict_peak(step.trace(name, 4096)).by_category) for name in ("fp32", "amp")]
     assert peaks[1][Category.PARAMETERS] == peaks[0][Category.PARAMETERS]
     assert 0.45 < peaks[1][Category.ACTIVATIONS] / peaks[0][Category.ACTIVATIONS] < 0.65
@@ -241,6 +242,25 @@ def test_attention_keeps_no_matrix(precision: str) -> None:
 def test_attention_without_heads_computes_the_matrix(precision: str) -> None:
     trace = fake_step(job(), Wide(width=64, depth=1, act="attention-without-heads")).trace(precision, 512)
     assert max(storage.size_bytes for storage in trace.storages) >= 512 * 512 * 2
+
+
+@pytest.mark.parametrize("precision", ["amp", "bf16"])
+def test_cross_entropy_copies_its_log_softmax_to_float32(precision: str) -> None:
+    # LossNLL.cpp passes the dtype of the logits to log_softmax, which autocast then keeps; nll_loss is in its list.
+    trace = fake_step(job(), Wide(width=64, depth=1)).trace(precision, 128)
+    of_loss = [(each.operation, each.size_bytes) for each in trace.storages if each.layer == "(loss)"]
+    assert ("_log_softmax", 128 * 64 * 2) in of_loss
+    assert ("_to_copy", 128 * 64 * 4) in of_loss
+    assert made_by(trace, "nll_loss_backward") == [128 * 64 * 4]
+
+
+@pytest.mark.parametrize("precision", ["amp", "bf16"])
+def test_a_convolution_that_keeps_the_size_is_computed_in_autocasts_dtype(precision: str) -> None:
+    class Same(Wide):
+        def model(self) -> nn.Module:
+            return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, padding="same"), nn.Flatten())
+
+    assert 16 * 4 * 64 * 2 in made_by(fake_step(job(), Same()).trace(precision, 16), "convolution")
 
 
 @pytest.mark.parametrize("precision", ["amp", "bf16"])
