@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from amp_track.config.job import Job
     from amp_track.config.precisions import Precision
     from amp_track.integrations.watch import Watch, watch
-    from amp_track.records.errors import AmpTrackError, BadInput, BadOption, NothingFits, StoreFailed, TargetFailed
+    from amp_track.records.errors import (
+        AmpTrackError,
+        BadInput,
+        BadOption,
+        NothingFits,
+        PlanMoved,
+        StoreFailed,
+        TargetFailed,
+    )
     from amp_track.records.result import JobResult, JobStatus, ScaleReport
     from amp_track.results.compare import CompareResult
     from amp_track.results.explain import ExplainResult
@@ -46,6 +54,7 @@ __all__ = [
     "MaxBatchResult",
     "Metric",
     "NothingFits",
+    "PlanMoved",
     "PlanResult",
     "Precision",
     "ScaleChanges",
@@ -72,7 +81,15 @@ __all__ = [
 
 _HOMES = {
     "api": ["compare", "explain", "max_batch", "plan", "search", "train"],
-    "records.errors": ["AmpTrackError", "BadInput", "BadOption", "NothingFits", "StoreFailed", "TargetFailed"],
+    "records.errors": [
+        "AmpTrackError",
+        "BadInput",
+        "BadOption",
+        "NothingFits",
+        "PlanMoved",
+        "StoreFailed",
+        "TargetFailed",
+    ],
     "results.compare": ["CompareResult"],
     "results.explain": ["ExplainResult"],
     "results.max_batch": ["MaxBatchResult"],

@@ -45,9 +45,11 @@ _LONGEST_VALUE = 200
 class Settings(TypedDict, total=False):
     """The types of the keyword arguments. `amp_track.config.commands.FLAGS` has those of each command."""
 
+    against: str | None
     allow_changed_workload: bool | None
     batch_size: int | str | None
     channels_last: bool | None
+    check: str | os.PathLike[str] | None
     checkpoint_activations: bool | None
     checkpoint_every: int | None
     compile: bool | None
@@ -91,6 +93,7 @@ class Settings(TypedDict, total=False):
     tracking_uri: str | None
     trials: int | None
     trust_store: bool | None
+    update: bool | None
     vary: Mapping[str, Sequence[Any]] | Names | None
     what_if: bool | None
 

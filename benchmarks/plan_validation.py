@@ -5,8 +5,8 @@
 A row is predicted if timm still has its model. Each prediction is appended to benchmarks/results/plan-validation.csv,
 and rows that the file has are skipped, so that a stopped run can be continued; remove the file to begin anew. All rows
 take about an hour on two cores. `--models` predicts only that many models, drawn by a hash of their names, so that they
-are a random sample. `--traces` keeps what was traced, to predict again after a change of the simulated allocator or of a
-GPU's memory without tracing.
+are a random sample. `--traces` keeps what was traced, to predict again after a change of the simulated allocator or of
+a GPU's memory without tracing.
 
 The true max batch lies from the published batch size up to below the next of the ladder. A prediction within is inside.
 Writes a summary to benchmarks/results/plan-validation.json, and prints it.
@@ -117,7 +117,8 @@ def predict(row: Published, traces: Path | None = None) -> Predicted:
 
     torch.set_num_threads(1)
     started = time.monotonic()
-    family = timm.model_entrypoint(row.model).__module__.removeprefix("timm.models.")
+    current = timm.models.get_deprecated_models().get(row.model) or row.model
+    family = timm.model_entrypoint(current).__module__.removeprefix("timm.models.")
     found = Predicted(model=row.model, image_size=row.image_size, layout=row.layout, family=family)
     try:
         max_batch = _max_batch(row, traces)
@@ -298,7 +299,8 @@ def rows_to_predict(models: int | None) -> Iterator[Published]:
     warnings.simplefilter("ignore")
     chosen: dict[str, None] = {}
     for row in published():
-        if timm.is_model(row.model) and (models is None or len(chosen | {row.model: None}) <= models):
+        known = timm.models.get_deprecated_models().get(row.model, row.model)  # None: removed
+        if known and timm.is_model(known) and (models is None or len(chosen | {row.model: None}) <= models):
             chosen[row.model] = None
             yield row
 
@@ -329,7 +331,9 @@ def main() -> None:
         options.traces.mkdir(parents=True, exist_ok=True)
     rows = list(rows_to_predict(options.models))
     known = predictions()
-    run([row for row in rows if row.key not in known], processes=options.processes, traces=options.traces)
+    missing = [row for row in rows if row.key not in known]
+    missing.sort(key=lambda row: row.failed_batch_size is None)  # those say less
+    run(missing, processes=options.processes, traces=options.traces)
     known = predictions()
     summary = summarize([Compared(row, known[row.key]) for row in rows if row.key in known])
     record = {

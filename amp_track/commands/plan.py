@@ -10,7 +10,9 @@ import itertools
 import os
 from collections.abc import Iterator
 
-from amp_track.commands import interrupted_safely
+import torch
+
+from amp_track.commands import interrupted_safely, plan_check
 from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS
 from amp_track.config.values import byte_size
@@ -33,6 +35,14 @@ _PROCESSES = 3
 @interrupted_safely
 def plan(request: Request) -> PlanResult:
     """Predict the memory of a training step. Raises BadInput if the step cannot run on fake tensors."""
+    plan_check.check_options(request)
+    result = _planned(request)
+    if request.plan_check_options.check is None and request.plan_check_options.against is None:
+        return result
+    return plan_check.compared(result, request, _planned, torch=torch.__version__)
+
+
+def _planned(request: Request) -> PlanResult:
     options, effective = request.plan_options, request.max_batch_options.effective_batch_size
     source.check_reference(request.job.workload)
     for flag, value in (("--experiment", request.stores.experiment), ("--tracking-uri", request.stores.tracking_uri)):

@@ -16,19 +16,19 @@ from typing import Any
 from amp_track.config import torchrun
 from amp_track.config.options import Request
 from amp_track.records import masking
-from amp_track.records.errors import NothingFits
+from amp_track.records.errors import NothingFits, PlanMoved
 from amp_track.stores import addresses
 
 
 def print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:
-    """Return the command's result, or print it with `--json` and return None. NothingFits has a result to print too.
+    """Return the command's result, or print it with `--json` and return None. Some errors have a result to print too.
 
     With `--json`, output of libraries goes to stderr: MLflow prints the name of every run that ends on a server.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             result = _result(command, request)
-    except NothingFits as error:
+    except (NothingFits, PlanMoved) as error:
         if as_json and error.result is not None:
             print(json.dumps(_finite(error.result), allow_nan=False))
         raise

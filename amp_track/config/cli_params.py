@@ -36,6 +36,7 @@ class Panel(StrEnum):
     TRAINING = "Training"
     SEARCH = "Search"
     MODEL = "Models by name"
+    CHECK = "Comparison with an earlier plan"
     STORES = "Stores"
 
 

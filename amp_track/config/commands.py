@@ -15,6 +15,7 @@ from amp_track.config.options import (
     Example,
     MaxBatchOptions,
     ModelOptions,
+    PlanCheckOptions,
     PlanOptions,
     ReportOptions,
     Request,
@@ -68,6 +69,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "plan": (
         *flags_of(PlanOptions),
         *flags_of(ModelOptions),
+        *flags_of(PlanCheckOptions),
         *flags_of(MaxBatchOptions, "precisions", "max_batch_size", "effective_batch_size"),
         *flags_of(Job, "batch_size", "grad_accum", "max_grad_norm", "channels_last", "options"),
         *flags_of(Stores, without=("study", "storage")),

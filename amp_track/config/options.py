@@ -193,6 +193,27 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanCheckOptions:
+    """The earlier plan that `plan` compares with."""
+
+    check: str | None = setting(
+        None, values.file,
+        "Compare with the plan in this file, and exit with code 4 if a peak or a safe batch has moved.",
+        shown_default="none", panel=Panel.CHECK
+    )
+    update: bool = switch("Write the plan to the file of --check.", panel=Panel.CHECK)
+    against: str | None = setting(
+        None, values.revision,
+        "Compare with the plan of the target's file at this git revision, such as main or HEAD~1.",
+        shown_default="none", panel=Panel.CHECK
+    )
+    tolerance: values.Tolerance = setting(
+        values.Tolerance(fraction=0.01), values.share,
+        "Part of a peak or of a safe batch that may move without failing the check.", panel=Panel.CHECK
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """Options of models by name. Each flag sets the workload option that its field is named after, as `--set` does."""
 
@@ -294,6 +315,7 @@ class Request:
     resumption: Resumption = Resumption()
     trust: Trust = Trust()
     plan_options: PlanOptions = PlanOptions()
+    plan_check_options: PlanCheckOptions = PlanCheckOptions()
     model_options: ModelOptions = ModelOptions()
     report_options: ReportOptions = ReportOptions()
     ui_options: UiOptions = UiOptions()

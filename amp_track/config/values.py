@@ -80,6 +80,7 @@ host = text("an address of this machine", "ADDRESS")
 storage = text("a database address, or the path of a journal that ends in .log", "URL")
 tracking_uri = text("a database address or http://…", "URI")
 device = text("auto, cpu, or an accelerator such as cuda, cuda:1, mps", "NAME", re.compile(r"[a-z]+(:\d+)?").fullmatch)
+revision = text("a git revision, such as main", "REVISION", lambda text: text.strip() and not text.startswith("-"))
 run_id = text("the id of an MLflow run", "RUN_ID", re.compile(r"[\w-]+").fullmatch)
 experiment_name = text(  # the limit of MLflow
     "a name of at most 500 printable characters",
@@ -204,6 +205,13 @@ def tolerance(text: str) -> Tolerance:
     if text.strip().endswith("%"):
         return Tolerance(fraction=positive_number(text.strip()[:-1]) / 100)
     return Tolerance(absolute=positive_number(text))
+
+
+@kind("a percentage, such as 1%", "PERCENT")
+def share(text: str) -> Tolerance:
+    if not text.strip().endswith("%"):
+        raise ValueError(text)
+    return tolerance(text)
 
 
 @kind("option=value", "OPTION=VALUE")

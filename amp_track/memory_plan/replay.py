@@ -79,12 +79,15 @@ def predict_peak(
             most, peak = allocator.allocated_bytes, position
     living = _living(trace, peak + 1)
     by_category: Counter[Category] = Counter()
+    by_layer: Counter[str] = Counter()
     for storage in living:
         by_category[storage.category] += storage.size_bytes
+        by_layer[storage.layer or f"({storage.category})"] += storage.size_bytes
     return PeakMemory(
         allocated_bytes=allocator.train_peak_allocated_bytes,
         reserved_bytes=allocator.peak_reserved_bytes,
         by_category=tuple(by_category.most_common()),
+        by_layer=tuple(by_layer.most_common()),
         largest=grouped(living)[:LARGEST_SHOWN],
         retries=allocator.retries,
     )

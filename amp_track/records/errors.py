@@ -9,7 +9,8 @@
     ├── ServerFailed            1   a web server started by `ui` exited or does not answer
     ├── WorkersFailed           1   every search worker started by `worker` failed; their exit code if they agree
     ├── AgentLost               1   a command of the same torchrun group was lost; the same command resumes
-    └── NothingFits             3   out of memory
+    ├── NothingFits             3   out of memory
+    └── PlanMoved               4   `plan --check`: a predicted peak or a safe batch has moved
 
 Ctrl-C and SIGTERM raise KeyboardInterrupt: exit code 130. If a command cannot print to stdout, the code is 141.
 """
@@ -124,6 +125,19 @@ class NothingFits(AmpTrackError):
 
     def __init__(self, message: str, result: dict[str, Any] | None = None) -> None:
         super().__init__(message)
+        self.result = result
+
+
+class PlanMoved(AmpTrackError):
+    """`plan --check` or `--against`: a predicted peak or a safe batch has moved. `detail` lists what, by layer.
+
+    `result` is the output of `--json` in this case.
+    """
+
+    exit_code = 4
+
+    def __init__(self, message: str, detail: str = "", result: dict[str, Any] | None = None) -> None:
+        super().__init__(message, detail)
         self.result = result
 
 

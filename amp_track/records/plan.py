@@ -162,6 +162,8 @@ class PeakMemory:
     reserved_bytes: int
     """In segments, as `torch.cuda.max_memory_reserved()` counts. The GPU needs this much free memory."""
     by_category: tuple[tuple[Category, int], ...]  # bytes per category at the peak, largest first
+    by_layer: tuple[tuple[str, int], ...] = ()
+    """Bytes per layer at the peak, largest first. In parentheses: the category of what belongs to no layer."""
     largest: tuple[Holding, ...] = ()  # the largest storages at the peak, largest first
     retries: int = 0  # how often the allocator frees its cache to make room, which costs time
 

@@ -80,6 +80,8 @@ class PlanResult(Shown):
     """The `--what-if` changes that could not be planned, with the reason."""
     run_id: str | None = None
     """The MLflow run that stores the plan, if any."""
+    unmoved_since: str | None = None
+    """The file or revision whose plan this one equals within the tolerance, or that now has this plan."""
 
     @property
     def report(self) -> PlanReport:
@@ -135,6 +137,7 @@ class PlanResult(Shown):
             "predicted": True,
             "effective_batch_size": self.effective_batch_size,
             "run_id": self.run_id,
+            "unmoved_since": self.unmoved_since,
             **self._variant_as_json(self.variants[0]),
             "variants": [self._variant_as_json(variant) for variant in self.variants[1:]],
             "ways": {target.name: [found.as_json() for found in self.ways(target)] for target in self.targets},

@@ -301,6 +301,7 @@ _Found = tuple[type[NamedModel], str, dict[str, Any]]
 
 
 def _timm_model(reference: str, name: str, timm: ModuleType) -> _Found:
+    name = timm.models.get_deprecated_models().get(name, name) or name  # an older name of a model
     if not timm.is_model(name):
         raise _unknown(reference, name, timm.list_models())
     try:

@@ -1,0 +1,152 @@
+"""A plan as a file that a later plan is compared with: which peaks, safe batches and layers have moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, RootModel, TypeAdapter, ValidationError
+
+from amp_track.config.values import Tolerance
+from amp_track.records.errors import BadInput
+from amp_track.records.plan import PlannedMaxBatch
+from amp_track.records.units import format_bytes
+from amp_track.results.plan import PlanResult
+
+_LAYERS_NAMED = 10
+_Bytes = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPeak:
+    """The predicted peak of a precision, with what each layer holds of it."""
+
+    batch_size: int
+    peak_allocated_bytes: _Bytes
+    layers: Mapping[str, _Bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRecord:
+    """What a plan's check compares."""
+
+    format: Literal[1] = 1
+    target: str
+    torch: str
+    peaks: Mapping[str, PlannedPeak]
+    """By precision."""
+    safe_batches: Mapping[str, Mapping[str, int]]
+    """By GPU or budget, then by precision."""
+
+    @classmethod
+    def of(cls, result: PlanResult, *, torch: str) -> PlanRecord:
+        """Return the record of a plan without its variants."""
+        first = result.variants[0]
+        peaks = {
+            plan.precision: PlannedPeak(
+                batch_size=plan.batch_size,
+                peak_allocated_bytes=plan.peak.allocated_bytes,
+                layers=dict(sorted(plan.peak.by_layer)),
+            )
+            for plan in first.report.precisions
+        }
+        found = {
+            target.name: {name: result.max_batch(first, name, target) for name in peaks} for target in result.targets
+        }
+        return cls(
+            target=result.report.workload,
+            torch=torch,
+            peaks=peaks,
+            safe_batches={
+                target: {name: each.safe_batch_size for name, each in of.items() if isinstance(each, PlannedMaxBatch)}
+                for target, of in found.items()
+            },
+        )
+
+    @classmethod
+    def from_json(cls, text: bytes, name: str) -> PlanRecord:
+        """Return the record in a file. Raises BadInput if it is not one of this version."""
+        try:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            raise BadInput(
+                f"{name} is not a memory plan of this version of amp_track: {where}: {first['msg']}. Write it again "
+                "with --update."
+            ) from None
+
+    def to_json(self) -> bytes:
+        return RootModel[PlanRecord](self).model_dump_json(indent=1).encode() + b"\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """A peak or a safe batch that differs by more than the tolerance."""
+
+    what: str
+    before: int
+    now: int
+    is_size: bool
+    layers: tuple[str, ...] = ()
+    """The layers that moved most, each with its sizes."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {_change(self.before, self.now, is_size=self.is_size)}"
+
+
+def moves(before: PlanRecord, now: PlanRecord, tolerance: Tolerance, name: str) -> list[Moved]:
+    """Return what has moved since an earlier plan.
+
+    Raises:
+        BadInput: one of the two has a precision or a GPU that the other lacks.
+    """
+    keys = [[record.peaks.keys(), record.safe_batches.keys()] for record in (before, now)]
+    for flag, (earlier, later) in zip(
+        ("--precision", "--gpu or --memory-budget"), zip(*keys, strict=True), strict=True
+    ):
+        if different := sorted(earlier ^ later):
+            raise BadInput(
+                f"{flag}: {name} and this plan do not both have {', '.join(different)}. Plan the same ones, or write "
+                "the file again with --update."
+            )
+    found = []
+    for precision, peak in now.peaks.items():
+        earlier = before.peaks[precision]
+        if _has_moved(earlier.peak_allocated_bytes, peak.peak_allocated_bytes, tolerance):
+            batches = f"{earlier.batch_size:,}"
+            batches += f" before, {peak.batch_size:,} now" if peak.batch_size != earlier.batch_size else ""
+            found.append(
+                Moved(
+                    what=f"{precision}, peak at batch {batches}",
+                    before=earlier.peak_allocated_bytes,
+                    now=peak.peak_allocated_bytes,
+                    is_size=True,
+                    layers=tuple(_moved_layers(earlier, peak)),
+                )
+            )
+    for target, batches_now in now.safe_batches.items():
+        for precision, batch in batches_now.items():
+            earlier_batch = before.safe_batches[target].get(precision, 0)
+            if _has_moved(earlier_batch, batch, tolerance):
+                what = f"{precision}, safe batch on {target}"
+                found.append(Moved(what=what, before=earlier_batch, now=batch, is_size=False))
+    return found
+
+
+def _has_moved(before: int, now: int, tolerance: Tolerance) -> bool:
+    return abs(now - before) > tolerance.of(before)
+
+
+def _moved_layers(before: PlannedPeak, now: PlannedPeak) -> Iterator[str]:
+    """Yield the layers that moved most, largest first."""
+    both = {layer: (before.layers.get(layer, 0), now.layers.get(layer, 0)) for layer in {*before.layers, *now.layers}}
+    moved = [(abs(new - old), layer, old, new) for layer, (old, new) in both.items() if new != old]
+    for _, layer, old, new in sorted(moved, key=lambda each: (-each[0], each[1]))[:_LAYERS_NAMED]:
+        yield f"{layer}: {_change(old, new, is_size=True)}"
+
+
+def _change(before: int, now: int, *, is_size: bool) -> str:
+    earlier, later = (format_bytes(number) if is_size else f"{number:,}" for number in (before, now))
+    return f"{earlier} before, {later} now" + (f" ({now / before - 1:+.1%})" if before else "")
