@@ -19,8 +19,9 @@ from amp_track.commands.max_batch import max_batch
 from amp_track.commands.worker import work
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
-from amp_track.config.options import Trust
+from amp_track.config.options import Request, Trust
 from amp_track.records.errors import BadInput
+from amp_track.session.checks import StoredWorkload, trusted_workload
 from amp_track.targets import source
 from amp_track.workers import liveness
 
@@ -66,6 +67,22 @@ def rejected(amp_track: Command, message: str, *arguments: str) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert message in done.stderr
     assert content_of_stores() == before
+
+
+def test_a_model_by_name_runs_no_code_of_the_store(outside: Path) -> None:
+    def trusted(reference: str) -> str:
+        stored = StoredWorkload(
+            owner="run", reference=reference, digest="", imports=None, with_workload="", if_changed=""
+        )
+        return trusted_workload(stored, Request(job=Job()))
+
+    config = outside.with_suffix(".json")
+    config.write_text("{}")
+    assert trusted("timm:resnet18") == "timm:resnet18"
+    with pytest.raises(BadInput, match="outside the working folder"):
+        trusted(f"transformers:{config}")
+    Path("bert.json").write_text("{}")
+    assert trusted("transformers:bert.json") == "transformers:bert.json"
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,14 @@ def test_an_empty_variable_counts_as_not_set(variable: str, storage: str, monkey
     assert request_of("max-batch", "mine.py", {}).stores.storage == storage
 
 
+def test_flags_of_models_by_name_are_options_of_the_job() -> None:
+    given = {"modeloptions_optimizer_name": "sgd", "modeloptions_frozen": True, "job_options": ["width=8"]}
+    options = request_of("plan", "timm:resnet50", given).job.options
+    assert options == (("width", "8"), ("optimizer_name", "sgd"), ("frozen", "True"))
+    with pytest.raises(BadInput, match="frozen is given by both --frozen and --set"):
+        request_of("plan", "timm:resnet50", given | {"job_options": ["frozen=False"]})
+
+
 def test_bad_text_names_flag_and_expectation() -> None:
     flag = cli_params.flag_named(FLAGS["train"], "--lr")
     with pytest.raises(BadInput, match="--lr: got 'fast', expected a number above 0"):

@@ -93,6 +93,7 @@ def test_a_step_that_fails_is_told_its_line_with_its_traceback(amp_track: Comman
     assert re.match(r"amp-track: \S*workloads.py:\d+ \(return x @ x\): ", last)
 
 
+@pytest.mark.slow
 def test_flags_of_a_model_by_name_set_its_options(amp_track: Command) -> None:
     def planned(*arguments: str) -> dict:
         done = amp_track("plan", "timm:test_vit", "--precision", "fp32", "--json", *arguments)
@@ -105,6 +106,7 @@ def test_flags_of_a_model_by_name_set_its_options(amp_track: Command) -> None:
     assert flags["precisions"] == options["precisions"] != planned()["precisions"]
 
 
+@pytest.mark.slow
 def test_an_option_that_a_model_by_name_lacks_names_its_flag(amp_track: Command) -> None:
     done = amp_track("plan", "timm:pit_ti_224", "--checkpoint-activations")
     problem = "got 'True', but timm:pit_ti_224 does not support it"
