@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from amp_track.commands import interrupted_safely
 from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS
-from amp_track.config.values import byte_size
 from amp_track.memory_plan import gpus
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.records.plan import LARGEST_PLANNED, PlanTarget, PlanTask
@@ -68,21 +67,8 @@ def plan(request: Request) -> PlanResult:
 
 def planned_targets(request: Request) -> tuple[PlanTarget, ...]:
     """Return the requested budgets and GPUs, each once."""
-    targets = [
-        PlanTarget(name=text, capacity_bytes=byte_size(text), blas_workspace_bytes=gpus.blas_workspace_bytes())
-        for text in request.plan_options.memory_budgets
-    ]
-    for gpu in map(gpus.gpu_named, request.plan_options.gpus):
-        lacks = tuple((name, reason) for name in PRECISIONS if (reason := gpu.lacks(name)))
-        targets.append(
-            PlanTarget(
-                name=gpu.name,
-                capacity_bytes=gpu.capacity_bytes,
-                blas_workspace_bytes=gpu.blas_workspace_bytes,
-                is_gpu=True,
-                lacks=lacks,
-            )
-        )
+    targets = list(map(gpus.target_of_size, request.plan_options.memory_budgets))
+    targets += [gpus.gpu_named(text).target() for text in request.plan_options.gpus]
     return tuple({target.name: target for target in targets}.values())
 
 
