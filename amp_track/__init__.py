@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from amp_track._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from amp_track.api import compare, explain, max_batch, plan, search, train
+    from amp_track.api import compare, estimate, explain, max_batch, plan, search, train
     from amp_track.config.job import Job
     from amp_track.config.precisions import Precision
     from amp_track.integrations.watch import Watch, watch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from amp_track.records.result import JobResult, JobStatus, ScaleReport
     from amp_track.results.compare import CompareResult
+    from amp_track.results.estimate import Estimate
     from amp_track.results.explain import ExplainResult
     from amp_track.results.max_batch import MaxBatchResult
     from amp_track.results.plan import PlanResult
@@ -45,6 +46,7 @@ __all__ = [
     "BadInput",
     "BadOption",
     "CompareResult",
+    "Estimate",
     "EvalStep",
     "EvalTotals",
     "ExplainResult",
@@ -69,6 +71,7 @@ __all__ = [
     "Watch",
     "Workload",
     "compare",
+    "estimate",
     "explain",
     "float32_precision",
     "load_workload",
@@ -80,7 +83,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": ["compare", "explain", "max_batch", "plan", "search", "train"],
+    "api": ["compare", "estimate", "explain", "max_batch", "plan", "search", "train"],
     "records.errors": [
         "AmpTrackError",
         "BadInput",
@@ -91,6 +94,7 @@ _HOMES = {
         "TargetFailed",
     ],
     "results.compare": ["CompareResult"],
+    "results.estimate": ["Estimate"],
     "results.explain": ["ExplainResult"],
     "results.max_batch": ["MaxBatchResult"],
     "results.plan": ["PlanResult"],

@@ -1,5 +1,5 @@
 """Call the commands from scripts and notebooks: `amp_track.train`, `max_batch`, `search`, `compare`, `plan`
-and `explain`.
+and `explain`. And `estimate`, which plans a model that exists already.
 
 Keyword arguments are the flags' names with underscores. They take Python values or the flags' texts; None means the
 flag's default:
@@ -26,7 +26,12 @@ from amp_track.records.errors import BadInput
 from amp_track.targets import source
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from amp_track.config.precisions import Precision
     from amp_track.results.compare import CompareResult
+    from amp_track.results.estimate import Estimate
     from amp_track.results.explain import ExplainResult
     from amp_track.results.max_batch import MaxBatchResult
     from amp_track.results.plan import PlanResult
@@ -218,6 +223,58 @@ def explain(source: str | os.PathLike[str] | type[Workload], **settings: Unpack[
     from amp_track.report import html
 
     result = command.explain(_request("explain", source, settings))
+    return dataclasses.replace(result, html=html.result_html(result))
+
+
+def estimate(
+    model: nn.Module | Callable[[], nn.Module],
+    example: Any,
+    optimizer: torch.optim.Optimizer | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None,
+    *,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    precision: str | Precision = "fp32",
+    on_cuda: bool = True,
+    grad_accum: int = 1,
+    channels_last: bool = False,
+    max_grad_norm: float | None = None,
+) -> Estimate:
+    """Predict the memory of a training step of a model, without running it.
+
+        estimate = amp_track.estimate(model, (images, labels), torch.optim.AdamW, precision="bf16")
+        print(estimate)
+        estimate.fits("RTX 4090"), estimate.max_batch("RTX 4090").batch_size
+
+    The model and the optimizer stay as they are: the step runs on copies without memory. It is that of TrainStep, which
+    frees gradients after each optimizer step; for a LightningModule, after the next forward pass, as its Trainer does.
+
+    Args:
+        model: a module on any device, also `meta`; or a function that returns one, which is built without memory.
+        example: one batch, whose tensors may be on any device, also `meta`; their first dimension is the batch. Either
+            (input, target), or a tensor or mapping for a model that computes its own loss: `model(**example).loss`. For
+            a LightningModule, the batch of its `training_step`, which returns the loss.
+        optimizer: an optimizer of the model, or a function of parameters that returns one, such as `torch.optim.AdamW`
+            or `functools.partial(torch.optim.SGD, lr=0.1)`. None for that of a LightningModule.
+        loss: a function of output and target (None without one), which returns a scalar tensor. Default: the model's
+            own loss, or else the cross entropy.
+        precision: fp32, tf32, amp (or fp16), bf16.
+        on_cuda: predict for CUDA; False for a CPU.
+        grad_accum: batches per optimizer step.
+        channels_last: store image tensors in channels-last memory format.
+        max_grad_norm: the norm to which gradients are clipped.
+
+    Raises:
+        BadInput: an argument is invalid, or the step has no memory plan.
+        InvalidReturnValue: the loss is not a scalar tensor.
+    """
+    from amp_track.commands import estimate as command
+    from amp_track.report import html
+
+    settings = {"grad_accum": grad_accum, "channels_last": channels_last, "max_grad_norm": max_grad_norm}
+    flags = {argument_name(flag): flag for flag in FLAGS["plan"]}
+    for name, value in settings.items():
+        if value is not None:
+            _given(name, flags[name], value)
+    result = command.estimate(model, example, optimizer, loss, precision=precision, on_cuda=on_cuda, **settings)
     return dataclasses.replace(result, html=html.result_html(result))
 
 

@@ -305,8 +305,8 @@ def test_python_shown_parses_and_takes_its_keywords_from_the_flags() -> None:
             for node in ast.walk(ast.parse(token.content)):
                 match node:
                     case ast.Call(func=ast.Attribute(value=ast.Name("amp_track"), attr=command), keywords=keywords):
-                        if command == "watch":  # which is no command
-                            known = set(inspect.signature(amp_track.watch).parameters)
+                        if command in ("estimate", "watch"):  # which are no commands
+                            known = set(inspect.signature(getattr(amp_track, command)).parameters)
                         else:
                             flags = [parameter.opts[0] for parameter in parameters_of(command.replace("_", "-"))]
                             known = {flag.removeprefix("--").replace("-", "_") for flag in flags}

@@ -15,7 +15,6 @@ import torch
 from amp_track.commands import interrupted_safely, plan_check
 from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS
-from amp_track.config.values import byte_size
 from amp_track.memory_plan import gpus
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.records.plan import LARGEST_PLANNED, PlanTarget, PlanTask
@@ -80,11 +79,8 @@ def _planned(request: Request) -> PlanResult:
 def planned_targets(request: Request) -> tuple[PlanTarget, ...]:
     """Return the requested budgets and GPUs, each once."""
     eager = os.environ.get("CUDA_MODULE_LOADING") == "EAGER"
-    budgets = (
-        PlanTarget(name=text, capacity_bytes=byte_size(text), blas_workspace_bytes=gpus.blas_workspace_bytes())
-        for text in request.plan_options.memory_budgets
-    )
-    targets = (*budgets, *(gpus.gpu_named(text).target(eager=eager) for text in request.plan_options.gpus))
+    targets = list(map(gpus.target_of_size, request.plan_options.memory_budgets))
+    targets += [gpus.gpu_named(text).target(eager=eager) for text in request.plan_options.gpus]
     return tuple({target.name: target for target in targets}.values())
 
 

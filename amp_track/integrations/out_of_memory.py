@@ -6,53 +6,52 @@ addition, and on a CPU instead, the memory plan of the model predicts the rest o
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import inspect
 import itertools
 import logging
 import os
 import pickle
 import sys
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from amp_track.config.job import Job
 from amp_track.memory_plan import torch_internals
 from amp_track.memory_plan.allocator import PlainAllocator
 from amp_track.memory_plan.explanation import explained, task_within
+from amp_track.memory_plan.live_model import (
+    COMPILED,
+    RECURRENT,
+    Call,
+    LiveModel,
+    NoPlan,
+    is_compiled,
+    own_loss,
+    without_memory,
+)
 from amp_track.memory_plan.replay import state_at_failure, state_at_request
 from amp_track.memory_plan.snapshot_reader import NOTES, Notes, state_of
 from amp_track.records.errors import summary
 from amp_track.records.memory_state import MemoryState
 from amp_track.records.plan import Category, PrecisionPlan
 from amp_track.results.explain import ExplainResult
-from amp_track.training.amp.tensors import map_tensors, samples_in, tensors, unwrapped
+from amp_track.training.amp.tensors import samples_in, tensors, unwrapped
 from amp_track.training.devices import memory_history
 from amp_track.training.devices.cpu import CpuDevice, process_bytes
 from amp_track.training.devices.oom import is_out_of_memory, requested_bytes
 from amp_track.training.layers import ForwardHook, running_node_number
-from amp_track.workload import Workload
 
 if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
 
 _log = logging.getLogger("amp_track")
 _SOURCE = "the watched training"
-
-
-class NoPlan(Exception):
-    """The memory plan of a watched model is impossible; the message is the reason."""
 
 
 class OutOfMemoryWatch:
@@ -64,8 +63,7 @@ class OutOfMemoryWatch:
 
     def __init__(self, model: nn.Module, optimizers: Mapping[str, Optimizer], device: torch.device) -> None:
         self._model = unwrapped(model)
-        modules = [model, *self._model.modules()]
-        self._is_compiled = any(hasattr(each, "_orig_mod") or each._compiled_call_impl for each in modules)
+        self._is_compiled = is_compiled(model)
         self._optimizers = list(optimizers.values())
         self._device = device
         self._is_cuda = device.type == "cuda"
@@ -119,7 +117,7 @@ class OutOfMemoryWatch:
         before = self._samples()
         self._is_in_step, self._method, self._failure = True, method, None
         self._batch = [weakref.ref(each) for each in tensors((args, kwargs))]
-        self._example = _without_memory((args, dict(kwargs)))
+        self._example = without_memory(Call(args, dict(kwargs)))
         if not self._precision[0] or torch.is_autocast_enabled(self._device.type):  # else it may begin within the model
             self._precision[0] = _precision(self._model, self._device.type)
         if step != self._step or self._samples() != before:  # a smaller batch is another attempt
@@ -258,32 +256,25 @@ class OutOfMemoryWatch:
         except Exception as error:  # of any model
             return (), _unpredictable(error)
         if plans[0].trace.recurrent:
-            return (), "cuDNN keeps more of a recurrent layer than is known"
+            return (), RECURRENT
         return plans, ""
 
     def _fake_step(self) -> FakeStep:
         """Return the step of the model and its optimizer on the last batch. Raises NoPlan."""
-        from amp_track.memory_plan.fake_step import FakeStep
-
         if not self._is_in_step or not self._samples():
             raise NoPlan("it failed outside of a step of the model on a batch of tensors")
         if self._is_compiled:
-            raise NoPlan("torch.compile changes what a step allocates")
+            raise NoPlan(COMPILED)
         if _weight_dtype(self._model) == torch.float16:
             raise NoPlan("a model with float16 weights has none")
         if len(self._optimizers) != 1:
             raise NoPlan("it is known for one optimizer only: give watch that of the model")
         (optimizer,) = self._optimizers
-        known = set(map(id, self._model.parameters()))
-        if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
-            raise NoPlan("the optimizer trains parameters that are not the model's")
+        model = LiveModel(self._model, optimizer, _loss_or_sum, method=self._method)
         if not self._is_separate:
             raise NoPlan("the model runs several times in a step")
-        accumulates = self._forward_passes > 1
-        job = Job(workload=_SOURCE, batch_size=self._samples(), learning_rate=1e-3, grad_accum=1 + accumulates)
-        target = torch.empty(self._samples(), device="meta")
-        workload = _Watched(self._model, optimizer, self._method)
-        return FakeStep(job, workload, (self._example, target), as_cuda=self._is_cuda)
+        grad_accum = 2 if self._forward_passes > 1 else 1
+        return model.step(self._example, as_cuda=self._is_cuda, grad_accum=grad_accum)
 
     def _samples(self) -> int:
         """Return the first dimension of the last batch, or 0."""
@@ -332,66 +323,12 @@ class _Leaving(_Entering):
             memory_history.set_layer(self._layers[-1])
 
 
-class _Watched(Workload):
-    """A watched model and its optimizer as a workload, whose loss is the model's own or the sum of its output.
-
-    The input of a batch is (args, kwargs) of the method that makes the forward pass.
-    """
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer, method: str) -> None:
-        self._model, self._optimizer, self._method = model, optimizer, method
-
-    def model(self) -> nn.Module:
-        """Return a copy of the model, without memory within `fake_tensors`. Raises NoPlan."""
-        hooks = (each for module in self._model.modules() for each in _hooks(module))
-        memo: dict[int, Any] = {id(each): OrderedDict() for each in hooks}
-
-        def empty(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
-            if id(tensor) not in memo:
-                like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-                is_parameter = isinstance(tensor, nn.Parameter)
-                memo[id(tensor)] = nn.Parameter(like, tensor.requires_grad) if is_parameter else like
-            return memo[id(tensor)]  # type: ignore[no-any-return]
-
-        with mock.patch.object(Tensor, "__deepcopy__", empty), mock.patch.object(nn.Parameter, "__deepcopy__", empty):
-            copied = copy.deepcopy(self._model, memo)
-        for module in copied.modules():
-            wrapper, wrapped = vars(module).pop("forward", None), vars(module).pop("_original_forward", None)
-            if wrapper is not None and wrapped is None:  # it may run the watched model instead of its copy
-                raise NoPlan("a module has another forward than its class")  # accelerate keeps the original one
-        run = getattr(copied, self._method)
-
-        def forward(input: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-            return run(*input[0], **input[1])
-
-        copied.forward = forward
-        return copied
-
-    def train_data(self) -> Any:
-        raise AssertionError("a plan has an example instead")
-
-    eval_data = train_data
-
-    def optimizer(self, parameters: Iterable[nn.Parameter], lr: float) -> Optimizer:
-        """Return an optimizer of the same kind, with the same groups of parameters."""
-        copies = dict(zip(map(id, self._model.parameters()), parameters, strict=True))
-        groups = [
-            group | {"params": [copies[id(parameter)] for parameter in group["params"]]}
-            for group in self._optimizer.param_groups
-        ]
-        defaults = self._optimizer.defaults
-        if defaults.get("fused"):  # it has no temporary tensors, as the implementation for one tensor nearly has
-            groups = [group | {"fused": None, "foreach": False} for group in groups]
-            defaults = defaults | {"fused": None, "foreach": False}
-        known = inspect.signature(type(self._optimizer)).parameters
-        return type(self._optimizer)(groups, **{name: value for name, value in defaults.items() if name in known})
-
-    def loss(self, output: Any, target: Any) -> Tensor:
-        """Return the loss that the model has computed, or the sum of its output."""
-        own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-        if isinstance(own, Tensor):
-            return own
-        return torch.stack([each.float().sum() for each in tensors(output) if each.is_floating_point()]).sum()
+def _loss_or_sum(output: Any, _: Any) -> Tensor:
+    """Return the loss that the model has computed, or the sum of its output: the loss of the training is unknown."""
+    own = own_loss(output)
+    if own is not None:
+        return own
+    return torch.stack([each.float().sum() for each in tensors(output) if each.is_floating_point()]).sum()
 
 
 def _hookable(model: nn.Module) -> Iterator[nn.Module]:
@@ -408,28 +345,6 @@ def _precision(model: nn.Module, device_type: str) -> str:
     is_enabled = torch.is_autocast_enabled(device_type)
     dtype = torch.get_autocast_dtype(device_type) if is_enabled else _weight_dtype(model)
     return {torch.float16: "amp", torch.bfloat16: "bf16"}.get(dtype, "fp32")
-
-
-def _without_memory(batch: Any) -> Any:
-    """Return the same structure, with tensors without memory; None if it holds objects other than numbers and texts."""
-    try:
-        example = map_tensors(lambda each: torch.empty_like(each, device="meta"), batch)
-    except Exception:  # of a structure that rejects other tensors, such as a PackedSequence
-        return None
-    return example if _is_plain(example) else None
-
-
-def _is_plain(batch: Any) -> bool:
-    if isinstance(batch, Mapping):
-        return all(map(_is_plain, batch.values()))
-    if isinstance(batch, list | tuple):
-        return all(map(_is_plain, batch))
-    return batch is None or isinstance(batch, Tensor | Number | str)
-
-
-def _hooks(module: nn.Module) -> Iterator[Any]:
-    """Yield the containers of a module's hooks, which a copy must not run."""
-    return (value for name, value in vars(module).items() if "_hooks" in name and isinstance(value, OrderedDict))
 
 
 def _unpredictable(error: Exception) -> str:

@@ -31,14 +31,24 @@ _DEVICE = torch.device("cpu")
 class FakeStep:
     """The training step of a resolved job, as it would run on a CUDA device or on a CPU.
 
-    `example` is one batch (input, target) of the real shapes and dtypes.
+    `example` is one batch (input, target) of the real shapes and dtypes. With `keeps_gradients`, those of a step are
+    freed after the next forward pass, as by Lightning's Trainer, instead of before it.
     """
 
-    def __init__(self, job: Job, workload: Workload, example: tuple[Any, Any], *, as_cuda: bool) -> None:
+    def __init__(
+        self,
+        job: Job,
+        workload: Workload,
+        example: tuple[Any, Any],
+        *,
+        as_cuda: bool,
+        keeps_gradients: bool = False,
+    ) -> None:
         self._as_cuda = as_cuda
         self._job = job
         self._workload = workload
         self._example = example
+        self._keeps_gradients = keeps_gradients
         self._batches = min(job.grad_accum, 2)
         """Two are enough to show the memory of accumulation: gradients are held while the next batch runs."""
 
@@ -56,7 +66,7 @@ class FakeStep:
             tracker = StorageTracker(_DEVICE.type, layers.layer, as_cuda=self._as_cuda)
             _add_model(model, tracker)
             with self._kernels(precision), tracker, layers.watching():
-                step = self._train(model, precision, tracker, batch_size, steps)  # kept: its storages do not die
+                step = self._train(model, precision, tracker, layers, batch_size, steps)  # kept: or its storages die
             modules = step.model.named_modules()
             recurrent = tuple(name for name, module in modules if isinstance(module, nn.RNNBase))
             return StepTrace(
@@ -78,14 +88,22 @@ class FakeStep:
         return torch_internals.kernels(cuda_emulation.replacements(precision.autocast_dtype))
 
     def _train(
-        self, model: nn.Module, precision: Precision, tracker: StorageTracker, batch_size: int, steps: int
+        self,
+        model: nn.Module,
+        precision: Precision,
+        tracker: StorageTracker,
+        layers: LayerWatch,
+        batch_size: int,
+        steps: int,
     ) -> TrainStep:
         tracker.begin("model", 0)
+        kept: list[Tensor] = []
         optimizer = new_optimizer(self._workload, model, scaled_learning_rate(self._job, self._workload.batch_size))
 
         def loss(output: Any, target: Any) -> Tensor:
             """Compute the workload's loss. Storages alive after it are activations, which the backward pass needs."""
             value = check_loss(self._workload.loss(output, target))
+            kept.clear()
             tracker.assign_living(Category.ACTIVATIONS)
             tracker.begin("backward", step.steps)
             return value
@@ -112,6 +130,8 @@ class FakeStep:
         for _ in range(steps):
             for batch in range(1, self._batches + 1):
                 tracker.begin("forward", step.steps)
+                if self._keeps_gradients and batch == 1:
+                    kept += _kept_gradients(optimizer, model, tracker, layers)
                 step(*self._batch(batch_size, tracker), share=1 / self._batches, update=batch == self._batches)
             tracker.assign(tensors(list(optimizer.state.values())), Category.OPTIMIZER_STATE)
         return step
@@ -127,6 +147,20 @@ class FakeStep:
         input, target = map_tensors(resized, self._example)
         tracker.assign(tensors((input, target)), Category.BATCH)
         return input, target
+
+
+def _kept_gradients(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tracker: StorageTracker, layers: LayerWatch
+) -> list[Tensor]:
+    """Return the gradients of the step before. They exist in the first step, too, so that all steps are alike."""
+    names = {parameter: name.rpartition(".")[0] for name, parameter in model.named_parameters()}
+    gradients = []
+    for parameter in (each for group in optimizer.param_groups for each in group["params"] if each.requires_grad):
+        layers.outside_of_layers(names.get(parameter, ""))
+        gradients.append(torch.empty_like(parameter))
+    layers.outside_of_layers(LOSS)
+    tracker.assign(gradients, Category.GRADIENTS)
+    return gradients
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 
 from amp_track.config.precisions import BY_NAME
+from amp_track.config.values import byte_size
 from amp_track.records.errors import BadInput
 from amp_track.records.hardware import Hardware
 from amp_track.records.plan import PlanTarget
@@ -71,6 +72,11 @@ class Gpu:
             return ""
         least, own = (".".join(map(str, capability)) for capability in (needed, self.compute_capability))
         return f"needs compute capability {least} or newer; {self.name} has {own}"
+
+
+def target_of_size(text: str) -> PlanTarget:
+    """Return the target for a size such as `6GiB`, on most GPUs. Raises ValueError if it is none."""
+    return PlanTarget(name=text, capacity_bytes=byte_size(text), blas_workspace_bytes=blas_workspace_bytes())
 
 
 def blas_workspace_bytes(compute_capability: tuple[int, int] | None = None) -> int:
@@ -163,11 +169,16 @@ GPUS = (
 )
 
 
-def gpu_named(text: str) -> Gpu:
+def gpu_named(text: str, *, flag: str = "--gpu", otherwise: str = "use --memory-budget") -> Gpu:
     """Return the GPU that a text names: `RTX 4090`, `a100 80gb`, `NVIDIA GeForce RTX 4090`.
 
     Words that do not distinguish GPUs may be missing: manufacturers, RTX, and the memory size if there is only one.
     Raises BadInput if the text matches no GPU or several; the message lists GPUs, the most similar first.
+
+    Args:
+        text: the name.
+        flag: the flag or argument that has it.
+        otherwise: what to do for a GPU that is not in the table.
     """
     wanted = set(_words(text))
     found = [gpu for gpu in GPUS if wanted and wanted <= set(_words(gpu.name)) and _may_lack(gpu, wanted)]
@@ -177,7 +188,7 @@ def gpu_named(text: str) -> Gpu:
     by_words = {" ".join(_words(gpu.name)): gpu.name for gpu in (found or GPUS)}
     nearest = difflib.get_close_matches(" ".join(_words(text)), by_words, n=len(by_words), cutoff=0.0)
     listed = ", ".join(by_words[words] for words in nearest)
-    raise BadInput(f"--gpu: got {text!r}, expected one of {listed}. For any other GPU use --memory-budget.")
+    raise BadInput(f"{flag}: got {text!r}, expected one of {listed}. For any other GPU {otherwise}.")
 
 
 def _may_lack(gpu: Gpu, wanted: set[str]) -> bool:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from amp_track.report import explain, plan, summary, train
+from amp_track.report import estimate, explain, plan, summary, train
 from amp_track.report.table import Table
 from amp_track.results.compare import CompareResult
+from amp_track.results.estimate import Estimate
 from amp_track.results.explain import ExplainResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.plan import PlanResult
@@ -25,7 +26,7 @@ _HEADINGS = {
 
 
 def result_html(
-    result: TrainResult | MaxBatchResult | SearchResult | CompareResult | PlanResult | ExplainResult,
+    result: TrainResult | MaxBatchResult | SearchResult | CompareResult | PlanResult | ExplainResult | Estimate,
 ) -> str:
     lines: list[str] = []
     match result:
@@ -37,6 +38,8 @@ def result_html(
         case ExplainResult():
             heading, tables, notes = "Out of memory", explain.tables(result), explain.notes(result)
             lines = [line for line in (explain.headline(result), explain.max_batch_line(result)) if line]
+        case Estimate():
+            heading, tables, notes = result.headline, estimate.tables(result), list(result.notes)
         case _:
             heading, tables, notes = _HEADINGS[type(result)], summary.tables(result), summary.notes(result)
             lines = list(result.answers) if isinstance(result, CompareResult) else []

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sysconfig
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from amp_track.config.job import Job, Rank
 from amp_track.config.precisions import Precision
@@ -19,20 +14,13 @@ from amp_track.memory_plan.replay import TraceFamily, with_workspaces
 from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue, summary
 from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlanReport, PlanTask
 from amp_track.runner.process_setup import Sender
-from amp_track.targets.base import job_result_of_exception, load_target, users_traceback
+from amp_track.targets.base import cannot_be_planned, job_result_of_exception, load_target
 
 if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
 
 _TRACED = 8, 16
 """The batch sizes that define the line of a forecast."""
-_NOT_USERS = tuple(
-    f"{folder}{os.sep}"
-    for folder in (Path(__file__).parents[1], Path(torch.__file__).parent, sysconfig.get_path("stdlib"))
-)
-"""Folders whose stack frames are not code of the user."""
-_NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", ".numpy() is not supported")
-"""Exceptions and messages of torch for code that needs the values of a fake tensor."""
 
 
 def predict(job: Job, task: PlanTask | ForecastTask, rank: Rank, sender: Sender) -> None:
@@ -50,7 +38,7 @@ def predict(job: Job, task: PlanTask | ForecastTask, rank: Rank, sender: Sender)
         elif isinstance(error, InvalidReturnValue) or not isinstance(error, Exception):
             message = job_result_of_exception(error, "plan", None)
         else:
-            message = error if isinstance(error, AmpTrackError) else _cannot_be_planned(job, error)
+            message = error if isinstance(error, AmpTrackError) else cannot_be_planned(error, job.workload)
     sender.send(message)
 
 
@@ -111,22 +99,3 @@ def _forecast(step: FakeStep, precision: str, task: ForecastTask) -> Forecast | 
     if family is None:
         return f"{precision}: the operations of the step depend on the batch size"
     return forecast(family, task.budget_bytes, most=task.max_batch_size, on_cuda=task.on_cuda)
-
-
-def _cannot_be_planned(job: Job, error: Exception) -> BadInput:
-    """Return the error for a step that fails on fake tensors, with the line of the workload that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if not frame.filename.startswith((*_NOT_USERS, "<"))]
-    own = [frame for frame in users if "site-packages" not in frame.filename] or users
-    where = f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else job.workload
-    if any(text in summary(error) for text in _NEEDS_VALUES):
-        return BadInput(
-            f"{where}: {summary(error)}, because a memory plan runs the step on tensors without values. Replace "
-            ".numpy(), nonzero(), boolean masks as indices, and .item() in the model's constructor (allowed on arange "
-            "and linspace) by torch.where, a sum or Python numbers, or measure with amp-track max-batch."
-        )
-    return BadInput(
-        f"{where}: the training step fails on tensors without values: {summary(error)}. Fix it if it also fails on "
-        "real tensors, or measure with amp-track max-batch.",
-        detail=users_traceback(error),
-    )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import sysconfig
 import traceback
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import torch
 
 from amp_track.config.inspection import TargetInspection
 from amp_track.config.job import Job, JobFolder
@@ -30,6 +33,13 @@ T_co = TypeVar("T_co", covariant=True)
 _PACKAGE = Path(__file__).parents[1]
 _OUR_FRAME = re.compile(rf'^  File "{re.escape(f"{_PACKAGE}{os.sep}")}.*\n(?:    .*\n)*', re.MULTILINE)
 """Matches a frame of this package in the text of a loader process's exception."""
+
+_NOT_USERS = tuple(
+    f"{folder}{os.sep}" for folder in (_PACKAGE, Path(torch.__file__).parent, sysconfig.get_path("stdlib"))
+)
+"""Folders whose stack frames are not code of the user."""
+_NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", ".numpy() is not supported")
+"""Exceptions and messages of torch for code that needs the values of a fake tensor."""
 
 
 class TargetTask(Protocol[T_co]):
@@ -115,6 +125,28 @@ def users_traceback(error: BaseException) -> str:
     users = [frame for frame in frames if not frame.filename.startswith(not_users)]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(users)]
     return printable(_OUR_FRAME.sub("", "".join(lines + traceback.format_exception_only(error))))
+
+
+def cannot_be_planned(error: Exception, target: str) -> BadInput:
+    """Return the error for a step that fails on fake tensors.
+
+    It names the line of the user's code that raised it, or the target if there is none.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not frame.filename.startswith((*_NOT_USERS, "<"))]
+    own = [frame for frame in users if "site-packages" not in frame.filename] or users
+    where = f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else target
+    if any(text in summary(error) for text in _NEEDS_VALUES):
+        return BadInput(
+            f"{where}: {summary(error)}, because a memory plan runs the step on tensors without values. Replace "
+            ".numpy(), nonzero(), boolean masks as indices, and .item() in the model's constructor (allowed on arange "
+            "and linspace) by torch.where, a sum or Python numbers, or measure with amp-track max-batch."
+        )
+    return BadInput(
+        f"{where}: the training step fails on tensors without values: {summary(error)}. Fix it if it also fails on "
+        "real tensors, or measure with amp-track max-batch.",
+        detail=users_traceback(error),
+    )
 
 
 def job_result_of_exception(error: BaseException, phase: str, device: Device | None) -> JobResult:

@@ -9,13 +9,12 @@ import re
 import resource
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from memory_plan.profiled import profiled_training
 from memory_plan.workloads import Wide
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from amp_track.config.job import Job
 from amp_track.memory_plan import cuda_emulation, torch_internals
@@ -24,8 +23,6 @@ from amp_track.memory_plan.replay import predict_peak, with_workspaces
 from amp_track.records.errors import AmpTrackError
 from amp_track.records.plan import Category, StepTrace
 from amp_track.targets.workload import load_workload
-from amp_track.training.amp.step import TrainStep
-from amp_track.training.amp.tensors import map_tensors
 from amp_track.workload import Workload
 
 MIB = 2**20
@@ -49,59 +46,6 @@ def most_alive(trace: StepTrace) -> int:
     return most
 
 
-def profiled_peak(workload: Workload, precision: str, batch_size: int, *, steps: int = 2) -> int:
-    """Return the most bytes that torch's profiler sees allocated during real steps, the model's included.
-
-    What a kernel frees before it returns, such as the copies that a convolution makes in a layout of its own, is left
-    out: no tensor holds it.
-    """
-    input, target = workload.example(batch_size)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        model = workload.model().train()
-        step = TrainStep(model, workload.optimizer(model.parameters(), 1e-3), workload.loss, precision)
-        for _ in range(steps):
-            step(map_tensors(torch.clone, input), map_tensors(torch.clone, target))
-    allocations: list[tuple[int, int, int, int]] = []
-    for root in profiled.profiler.kineto_results.experimental_event_tree():  # type: ignore[union-attr]
-        collect(root, 0, allocations)
-    return most_alive_after_kernels(sorted(allocations))
-
-
-def most_alive_after_kernels(allocations: list[tuple[int, int, int, int]]) -> int:
-    """Return the largest sum of allocations that outlive the kernel that asked for them."""
-    freed_at: dict[int, int] = {}
-    alive = most = 0
-    lasting = []
-    for time, size, address, end_of_kernel in reversed(allocations):
-        if size < 0:
-            freed_at[address] = time
-        elif freed_at.pop(address, end_of_kernel + 1) <= end_of_kernel:
-            continue
-        lasting.append((size, address))
-    known: set[int] = set()
-    for size, address in reversed(lasting):
-        if size > 0:
-            known.add(address)
-        elif address not in known:
-            continue
-        else:
-            known.remove(address)
-        alive += size
-        most = max(most, alive)
-    return most
-
-
-def collect(event: Any, end_of_kernel: int, allocations: list[tuple[int, int, int, int]]) -> None:
-    """Append (time, bytes, address, when the kernel returns that asked for them) for all below an event."""
-    if event.tag == torch._C._profiler._EventType.Allocation:
-        fields = event.extra_fields
-        allocations.append((event.start_time_ns, fields.alloc_size, fields.ptr, end_of_kernel))
-    if event.tag == torch._C._profiler._EventType.TorchOp and not event.name.startswith("aten::empty"):
-        end_of_kernel = event.end_time_ns
-    for child in event.children:
-        collect(child, end_of_kernel, allocations)
-
-
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=SLOW)])
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11, which sees one cycle
 @pytest.mark.parametrize(
@@ -110,7 +54,7 @@ def collect(event: Any, end_of_kernel: int, allocations: list[tuple[int, int, in
 def test_as_many_bytes_are_alive_as_the_profiler_sees(name: str, precision: str) -> None:
     workload = load_workload(f"benchmarks.models:{name}")
     trace = fake_step(job(), workload, as_cuda=False).trace(precision, 32).with_next_step()
-    assert most_alive(trace) == pytest.approx(profiled_peak(workload, precision, 32), rel=0.005)
+    assert most_alive(trace) == pytest.approx(profiled_training(workload, precision, 32), rel=0.005)
 
 
 @pytest.mark.parametrize("fused", [True, pytest.param(False, marks=SLOW), pytest.param(None, marks=SLOW)])

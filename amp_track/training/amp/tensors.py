@@ -65,9 +65,15 @@ def call(model: nn.Module, input: Any) -> Any:
     All of them must be, or one if `forward` takes any keywords. A module that passes on all arguments to the only one
     that it holds, as wrappers do, is judged by that one.
     """
+    args, kwargs = arguments(model, input)
+    return model(*args, **kwargs)
+
+
+def arguments(model: nn.Module, input: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return the arguments and keyword arguments with which `call` passes an input to the model."""
     if isinstance(input, Mapping) and _takes(unwrapped(model), input):
-        return model(**input)
-    return model(input)
+        return (), input
+    return (input,), {}
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
