@@ -52,13 +52,17 @@ class Prediction:
     ) -> None:
         self._trace_at = trace_at
         self._kind = kind
+        self._line: TraceFamily | None = None
+        self._line_ends = 0
+        """The largest batch whose trace was seen to lie on the line through the first two."""
 
     def max_batch(self, target: PlanTarget, *, most: int) -> PlannedMaxBatch:
         """Return the max batch up to `most`: it fits the target's capacity, and one more sample does not.
 
         The simulator searches on a line through two traces, which takes milliseconds for each batch. The step is then
         traced at one more than the result. If that trace lies on the line, so does the result, which is between two
-        traces on it. If not, the result is traced as well, and the next line goes through the last two traces.
+        traces on it, and any smaller result for another target. If not, the result is traced as well, and the next line
+        goes through the last two traces. One sample is taken from the line: batch norm rejects it.
         """
         floor, ceiling = 0, most + 1
         known = [self._trace_at(min(size, most)) for size in _TRACED]
@@ -67,6 +71,9 @@ class Prediction:
         while ceiling - floor > 1:
             line = TraceFamily.through(known[-2], known[-1])
             guess = self._largest_on(line, target.capacity_bytes, floor, ceiling) if line else (floor + ceiling) // 2
+            if guess + 1 < ceiling and line is not None and guess + 1 <= max(self._ends(line), 1):
+                floor, ceiling, at_floor = guess, guess + 1, line.at(guess) if guess else None
+                break
             if guess + 1 < ceiling:
                 known.append(self._trace_at(guess + 1))
                 if self._fits(known[-1], known[-1].sizes, target.capacity_bytes):
@@ -74,6 +81,8 @@ class Prediction:
                     continue
                 ceiling = guess + 1
                 if guess > floor and line is not None and line.holds(known[-1]):
+                    if line.second.batch_size == _TRACED[-1]:
+                        self._line, self._line_ends = line, max(guess + 1, self._line_ends)
                     floor, at_floor = guess, line.at(guess)
                     continue
             if guess > floor:
@@ -92,7 +101,7 @@ class Prediction:
             hole=self._hole(line, floor, target.capacity_bytes),
             bound="max_batch_size" if ceiling > most else "memory",
             peak=self._peak(at_floor, target.capacity_bytes) if at_floor else None,
-            at_one_bytes=None if floor else self._peak(self._trace_at(1)).reserved_bytes,
+            at_one_bytes=None if floor else self._peak(line.at(1) if line else self._trace_at(1)).reserved_bytes,
         )
 
     def way_to(self, effective_batch_size: int, max_batch: int, capacity_bytes: int) -> Way | None:
@@ -108,6 +117,10 @@ class Prediction:
                 return Way(micro_batch=size, grad_accum=grad_accum, peak=peak)
             max_batch = size - 1
         return None
+
+    def _ends(self, line: TraceFamily) -> int:
+        """Return the batch size up to which a line is known to hold."""
+        return self._line_ends if line == self._line else 0
 
     def _largest_on(self, line: TraceFamily, capacity_bytes: int, floor: int, ceiling: int) -> int:
         """Return the largest batch between `floor` and `ceiling` that fits according to the line, or `floor`."""
@@ -163,17 +176,19 @@ def plan_precision(step: FakeStep, precision: str, task: PlanTask) -> PrecisionP
     trace_at = functools.cache(lambda batch_size: step.trace(precision, batch_size).with_next_step())
     kind = allocator_kind(on_cuda=task.on_cuda)
 
+    @functools.cache
     def prediction(blas_workspace_bytes: int) -> Prediction:
-        return Prediction(lambda batch_size: with_workspaces(trace_at(batch_size), blas_workspace_bytes), kind=kind)
+        on_target = functools.cache(lambda batch_size: with_workspaces(trace_at(batch_size), blas_workspace_bytes))
+        return Prediction(on_target, kind=kind)
 
-    max_batches = []
-    for target in task.targets:
+    max_batches = {}
+    for target in sorted(task.targets, key=lambda target: -target.capacity_bytes):  # traces the largest batch first
         on_target = prediction(target.blas_workspace_bytes)
         max_batch = on_target.max_batch(target, most=task.max_batch_size)
         if task.effective_batch_size is not None:
             way = on_target.way_to(task.effective_batch_size, max_batch.safe_batch_size, target.safe_bytes)
             max_batch = dataclasses.replace(max_batch, way=way)
-        max_batches.append(max_batch)
+        max_batches[target.name] = max_batch
     traced = trace_at(task.batch_size)
     trace = with_workspaces(traced, task.blas_workspace_bytes)
     return PrecisionPlan(
@@ -184,7 +199,7 @@ def plan_precision(step: FakeStep, precision: str, task: PlanTask) -> PrecisionP
             with_workspaces(traced, task.blas_workspace_bytes, convolutions=True), kind=kind
         ),
         trace=trace,
-        max_batches=tuple(max_batches),
+        max_batches=tuple(max_batches[target.name] for target in task.targets),
     )
 
 

@@ -194,3 +194,21 @@ def test_downwards_it_is_the_last_that_fits_before_one_that_does_not(fitting: se
     assert above <= found <= start
     assert found == above or found in fitting
     assert found == start or found + 1 not in fitting
+
+
+def test_smaller_targets_need_no_more_traces() -> None:
+    traced: list[int] = []
+    prediction = Prediction(traced_by(lambda batch: [100_000 * batch, 70_000 * batch], traced))
+    sizes = [prediction.max_batch(target(each * MIB), most=MOST).batch_size for each in (400, 200, 100)]
+    assert len(set(traced)) == 3
+    for batch, capacity in zip(sizes, (400, 200, 100), strict=True):
+        assert fits(batch, [100_000 * batch, 70_000 * batch], capacity * MIB)
+        assert not fits(batch + 1, [100_000 * (batch + 1), 70_000 * (batch + 1)], capacity * MIB)
+
+
+def test_one_sample_is_not_traced() -> None:
+    """Batch norm rejects a batch of one sample in training."""
+    traced: list[int] = []
+    found = Prediction(traced_by(lambda batch: [50 * MIB * batch], traced)).max_batch(target(40 * MIB), most=MOST)
+    assert found.batch_size == 0
+    assert 1 not in traced
