@@ -236,6 +236,8 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
     for table in plan_report.plan_tables(result):
         print_table(table)
     printing.print_notes(plan_report.plan_notes(result))
+    if result.unmoved_since is not None:
+        print(plan_report.check_sentence(request.plan_check_options, result.unmoved_since))
     if result.run_id is not None:
         print(f"Stored as run {result.run_id}. Open it with:")
         print(f"  {printing.mlflow_ui(request)}")

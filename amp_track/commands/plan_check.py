@@ -60,11 +60,10 @@ def compared(result: PlanResult, request: Request, plan: Callable[[Request], Pla
     moved = moves(before, now, options.tolerance, name)
     if not moved:
         return dataclasses.replace(result, unmoved_since=name)
-    remedy = "write it again with --update" if options.check is not None else "nothing is to be done"
+    remedy = " If that is intended, write the file again with --update." if options.check is not None else ""
     software = f" (torch {before.torch} before, {torch} now)" if before.torch != torch else ""
     raise PlanMoved(
-        f"The plan has moved by more than {options.tolerance} since {name}{software}: {moved[0]}. If that is intended, "
-        f"{remedy}.",
+        f"The plan has moved by more than {options.tolerance} since {name}{software}: {moved[0]}.{remedy}",
         "\n".join(line for each in moved for line in (str(each), *(f"  {layer}" for layer in each.layers))),
         {**result.as_json(), "moved": [{**dataclasses.asdict(each), "layers": list(each.layers)} for each in moved]},
     )

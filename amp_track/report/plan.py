@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+from amp_track.config.options import PlanCheckOptions
 from amp_track.records.metrics import planned_metric
 from amp_track.records.plan import SAFETY_MARGIN, PeakMemory, PlannedMaxBatch, PlanTarget, PrecisionPlan
 from amp_track.records.units import format_bytes
@@ -73,6 +74,13 @@ def plan_notes(result: PlanResult) -> list[str]:
     if result.changes_nothing:
         notes.append(f"No effect on predicted memory or work: {', '.join(result.changes_nothing)}.")
     return notes + [f"{change} cannot be planned: {why}" for change, why in result.not_planned]
+
+
+def check_sentence(options: PlanCheckOptions, name: str) -> str:
+    """Return the sentence about a comparison with an earlier plan that has not failed."""
+    if options.update:
+        return f"Written to {name}."
+    return f"No peak and no safe batch has moved by more than {options.tolerance} since {name}."
 
 
 def metrics(result: PlanResult) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,10 @@ def test_a_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> 
         (["--frozen", "--vary", "frozen=True"], "frozen is given by both --vary and --frozen. Omit one of the two."),
         (["--image-size", "64", "--set", "image_size=32"], "image_size is given by both --image-size and --set."),
         (["--sequence-length", "0"], "--sequence-length: got '0', expected a whole number of 1 or more"),
+        (["--update"], "--update requires --check."),
+        (["--check", "a.json", "--against", "main"], "--check and --against exclude each other."),
+        (["--check", __file__], f"{__file__} is not a memory plan of this version of amp_track: "),
+        (["--tolerance", "0.1"], "--tolerance: got '0.1', expected a percentage, such as 1%"),
         (["--effective-batch-size", "64"], "--effective-batch-size requires --memory-budget or --gpu"),
     ],
 )
@@ -204,3 +209,51 @@ def test_a_tracked_plan_is_one_run_with_plot_and_snapshots(amp_track: Command, t
     assert list(files) == ["memory-amp.pickle", "memory-fp32.pickle", "memory.png", "plan.json", "report.txt"]
     assert min(files.values()) > 500
     assert not (tmp_path / "optuna.db").exists()
+
+
+def test_a_check_fails_where_a_peak_has_moved(amp_track: Command, tmp_path: Path) -> None:
+    def check(*arguments: str) -> Done:
+        target = (str(WORKLOADS), "--precision", "fp32", "--memory-budget", "64MiB")
+        return amp_track("plan", *target, "--check", "memory.json", *arguments)
+
+    missing = check()
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "memory.json does not exist. Write it with --update." in missing.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert check("--update").returncode == 0
+    same = check()
+    assert same.returncode == 0, same.stderr
+    assert same.stdout.splitlines()[-1] == "No peak and no safe batch has moved by more than 1% since memory.json."
+    written = (tmp_path / "memory.json").read_bytes()
+    moved = check("--set", "width=96", "--json")
+    assert moved.returncode == 4
+    assert "layers.0: " in moved.stderr
+    assert moved.stderr.splitlines()[-1].startswith("amp-track: The plan has moved by more than 1% since memory.json")
+    assert {each["what"] for each in json.loads(moved.stdout)["moved"]} == {
+        "fp32, peak at batch 64", "fp32, safe batch on 64MiB",
+    }  # fmt: skip
+    assert check("--set", "width=96", "--tolerance", "500%").returncode == 0
+    assert (tmp_path / "memory.json").read_bytes() == written
+
+
+@pytest.mark.slow
+def test_a_plan_is_compared_with_that_of_another_commit(amp_track: Command, tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    file = tmp_path / "models" / "net.py"
+    file.parent.mkdir()
+    file.write_text(WORKLOADS.read_text())
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "a net")
+    plan = ("plan", "models/net.py", "--precision", "fp32", "--memory-budget", "64MiB", "--against", "HEAD")
+    assert amp_track(*plan).returncode == 0
+    file.write_text(file.read_text().replace("width: int = 64", "width: int = 96"))
+    moved = amp_track(*plan)
+    assert moved.returncode == 4
+    assert "fp32, peak at batch 64: " in moved.stderr
+    unknown = amp_track(*plan[:-1], "v9")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr.startswith("amp-track: --against v9: ")

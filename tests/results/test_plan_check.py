@@ -1,0 +1,63 @@
+"""What has moved between two plans."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp_track.config.values import Tolerance
+from amp_track.records.errors import BadInput
+from amp_track.results.plan_check import PlannedPeak, PlanRecord, moves
+
+MIB = 2**20
+ONE_PERCENT = Tolerance(fraction=0.01)
+
+
+def record(*, peak_bytes: int = 100 * MIB, safe_batch: int = 200, layers: dict[str, int] | None = None) -> PlanRecord:
+    peak = PlannedPeak(batch_size=8, peak_allocated_bytes=peak_bytes, layers=layers or {"0": 60 * MIB, "1": 30 * MIB})
+    return PlanRecord(target="a.py", torch="2.14", peaks={"amp": peak}, safe_batches={"6GiB": {"amp": safe_batch}})
+
+
+def test_a_peak_that_moved_names_the_layers_that_did_largest_first() -> None:
+    now = record(peak_bytes=130 * MIB, layers={"0": 61 * MIB, "1": 10 * MIB, "2": 49 * MIB})
+    (moved,) = moves(record(), now, ONE_PERCENT, "a.json")
+    assert (moved.before, moved.now) == (100 * MIB, 130 * MIB)
+    assert [layer.partition(":")[0] for layer in moved.layers] == ["2", "1", "0"]
+
+
+def test_a_batch_size_that_changed_is_said() -> None:
+    peak = dataclasses.replace(record().peaks["amp"], batch_size=16, peak_allocated_bytes=200 * MIB)
+    (moved,) = moves(record(), dataclasses.replace(record(), peaks={"amp": peak}), ONE_PERCENT, "a.json")
+    assert str(moved).startswith("amp, peak at batch 8 before, 16 now: 100 MiB before, 200 MiB now (+100.0%)")
+
+
+@given(st.integers(1, 10**12), st.integers(1, 10**12))
+def test_only_more_than_the_tolerance_has_moved(before: int, now: int) -> None:
+    moved = moves(record(peak_bytes=before), record(peak_bytes=now), ONE_PERCENT, "a.json")
+    assert bool(moved) == (abs(now - before) > 0.01 * before)
+    moved = moves(record(safe_batch=before), record(safe_batch=now), ONE_PERCENT, "a.json")
+    assert bool(moved) == (abs(now - before) > 0.01 * before)
+
+
+def test_a_precision_or_a_gpu_that_one_of_them_lacks_is_no_move() -> None:
+    other = dataclasses.replace(record(), peaks={"bf16": record().peaks["amp"]})
+    with pytest.raises(BadInput, match=r"^--precision: a.json and this plan do not both have amp, bf16"):
+        moves(record(), other, ONE_PERCENT, "a.json")
+    other = dataclasses.replace(record(), safe_batches={})
+    with pytest.raises(BadInput, match=r"^--gpu or --memory-budget: a.json and this plan do not both have 6GiB"):
+        moves(record(), other, ONE_PERCENT, "a.json")
+
+
+def test_a_file_is_read_as_it_was_written() -> None:
+    assert PlanRecord.from_json(record().to_json(), "a.json") == record()
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{}", b"[]", b"\xff", record().to_json().replace(b'"format": 1', b'"format": 2')]
+)
+def test_another_file_is_rejected(text: bytes) -> None:
+    with pytest.raises(BadInput, match=r"^a.json is not a memory plan of this version of amp_track: .*--update\.$"):
+        PlanRecord.from_json(text, "a.json")
