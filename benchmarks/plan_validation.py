@@ -18,9 +18,11 @@ import argparse
 import csv
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 import math
+import multiprocessing
 import os
 import pickle
 import statistics
@@ -29,7 +31,6 @@ import warnings
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,11 +198,13 @@ def run(rows: Sequence[Published], *, processes: int, traces: Path | None) -> No
         writer = csv.DictWriter(file, names, lineterminator="\n")
         if is_new:
             writer.writeheader()
-        with ProcessPoolExecutor(processes, max_tasks_per_child=_ROWS_OF_A_PROCESS) as pool:
-            for done, future in enumerate(as_completed([pool.submit(predict, row, traces) for row in rows]), 1):
-                writer.writerow(dataclasses.asdict(future.result()))
+        # Not a ProcessPoolExecutor, which waits for ever after max_tasks_per_child tasks (python/cpython#115634).
+        with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=_ROWS_OF_A_PROCESS) as pool:
+            found = pool.imap_unordered(functools.partial(predict, traces=traces), rows)
+            for done, each in enumerate(found, 1):
+                writer.writerow(dataclasses.asdict(each))
                 file.flush()
-                print(f"{done}/{len(rows)} {future.result().model}", flush=True)
+                print(f"{done}/{len(rows)} {each.model}", flush=True)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,9 @@ TOOLS = Path(sys.executable).parent
 CHECKS = {
     "compose.yaml": ["check-jsonschema", "--builtin-schema", "vendor.compose-spec"],
     "Containerfile": ["hadolint"],
+    "github-memory-plan.yaml": ["check-jsonschema", "--builtin-schema", "vendor.github-workflows"],
     "kubernetes-job.yaml": ["kubernetes-validate", "--strict"],
+    "pre-commit-memory-plan.yaml": ["pre-commit", "validate-config"],
     "slurm.sbatch": ["shellcheck"],
 }
 
@@ -43,6 +46,10 @@ def loaded(name: str) -> Any:
 
 (SBATCH,) = re.findall(r"^#   sbatch deploy/slurm.sbatch (.*)$", (DEPLOY / "slurm.sbatch").read_text(), re.MULTILINE)
 COMMANDS = {
+    "github-memory-plan.yaml": shlex.split(loaded("github-memory-plan.yaml")["jobs"]["plan"]["steps"][-1]["run"])[1:],
+    "pre-commit-memory-plan.yaml": shlex.split(loaded("pre-commit-memory-plan.yaml")["repos"][0]["hooks"][0]["entry"])[
+        1:
+    ],
     "compose.yaml": loaded("compose.yaml")["services"]["worker"]["command"],
     "kubernetes-job.yaml": loaded("kubernetes-job.yaml")["spec"]["template"]["spec"]["containers"][0]["args"],
     "skypilot.yaml": loaded("skypilot.yaml")["run"].removeprefix("amp-track ").split(),

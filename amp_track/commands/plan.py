@@ -38,7 +38,7 @@ def plan(request: Request) -> PlanResult:
     result = _planned(request)
     if request.plan_check_options.check is None and request.plan_check_options.against is None:
         return result
-    return plan_check.compared(result, request, _planned, torch=torch.__version__)
+    return plan_check.compared(result, request, _planned, torch=torch.__version__.partition("+")[0])
 
 
 def _planned(request: Request) -> PlanResult:
