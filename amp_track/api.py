@@ -58,6 +58,7 @@ class Settings(TypedDict, total=False):
     checkpoint_activations: bool | None
     checkpoint_every: int | None
     compile: bool | None
+    csv: str | os.PathLike[str] | None
     confirm_steps: int | Literal["epoch"] | None
     device: str | None
     effective_batch_size: int | None
@@ -196,12 +197,14 @@ def compare(
 
 @_with_signature
 def plan(
-    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[Settings]
+    workload: str | os.PathLike[str] | type[Workload] | Sequence[str] = DEFAULT_WORKLOAD,
+    **settings: Unpack[Settings],
 ) -> PlanResult:
-    """Predict the max batches on other GPUs, as `amp-track plan` does. Raises as `train` does.
+    """Predict the max batches on other GPUs, as `amp-track plan` does. Raises as `train` does, and PlanMoved.
 
     Args:
-        workload: a file, `package.module:Class`, or a Workload class of an importable module.
+        workload: a file, `package.module:Class`, a Workload class of an importable module, or a model such as
+            `timm:resnet50`; or a list of them.
         **settings: the flags of `amp-track plan` with underscores; see `amp-track plan --help`.
     """
     from amp_track.commands import plan as command
@@ -294,7 +297,12 @@ def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Req
     if command == "max-batch" and isinstance(workload, list | tuple) and len(workload) > 1:
         words = [os.fspath(word) if isinstance(word, os.PathLike) else str(word) for word in workload]
         return request_of(command, source.script_of(words), given, words=words)
-    return request_of(command, source.reference_of(workload), given)
+    others: list[object] = []
+    if command == "plan" and isinstance(workload, list | tuple) and workload:
+        workload, *others = workload
+    return request_of(
+        command, source.reference_of(workload), given, more_targets=[source.reference_of(other) for other in others]
+    )
 
 
 def _given(name: str, flag: Flag, value: Any) -> Any:

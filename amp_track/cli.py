@@ -213,7 +213,19 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
 
 
 @_command("plan")
-def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+def plan_command(
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET] …",
+            help="Python file with one Workload, package.module:Class, or a model: timm:NAME, torchvision:NAME, "
+            f"transformers:CONFIG.json. Several are shown in one table.  [default: {DEFAULT_WORKLOAD}]",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+    **given: Any,
+) -> None:
     """Predict the max batch at each precision on other GPUs, and show what uses the memory.
 
     Simulates one training step on CUDA with tensors that have no values: needs no device, and no data if example()
@@ -223,9 +235,12 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
 
     amp-track plan experiments/digits.py --memory-budget 1GiB --effective-batch-size 8192 --vary width=8,16,32
 
-    amp-track plan timm:vit_base_patch16_224 --gpu "RTX 4090" --optimizer sgd
+    amp-track plan timm:resnet50 timm:vit_base_patch16_224 --gpu "RTX 4090" --gpu T4 --optimizer sgd --csv plans.csv
+
+    amp-track plan experiments/digits.py --gpu "RTX 4090" --check memory.json
     """
-    request = request_of("plan", workload, given, owns_process=True)
+    first, *others = target or [DEFAULT_WORKLOAD]
+    request = request_of("plan", first, given, more_targets=others, owns_process=True)
     from amp_track.commands import plan
     from amp_track.report import plan as plan_report
     from amp_track.report.table import print_table

@@ -5,10 +5,12 @@ Writes nothing without --track.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -16,7 +18,7 @@ from amp_track.commands import interrupted_safely, plan_check
 from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS
 from amp_track.memory_plan import gpus
-from amp_track.records.errors import AmpTrackError, BadInput
+from amp_track.records.errors import AmpTrackError, BadInput, summary
 from amp_track.records.plan import LARGEST_PLANNED, PlanTarget, PlanTask
 from amp_track.report import progress
 from amp_track.results.plan import CHANNELS_LAST, Changes, PlanResult, Variant
@@ -35,10 +37,48 @@ _PROCESSES = 3
 def plan(request: Request) -> PlanResult:
     """Predict the memory of a training step. Raises BadInput if the step cannot run on fake tensors."""
     plan_check.check_options(request)
+    _check_targets(request)
     result = _planned(request)
+    if request.more_targets:
+        others = [
+            _planned(dataclasses.replace(request, job=dataclasses.replace(request.job, workload=each), more_targets=()))
+            for each in request.more_targets
+        ]
+        first = [variant for each in (result, *others) for variant in each.variants]
+        variants = tuple(dataclasses.replace(variant, is_one_of_several=True) for variant in first)
+        result = dataclasses.replace(result, variants=variants)
+    if request.plan_options.csv is not None:
+        _write_csv(result, Path(request.plan_options.csv))
     if request.plan_check_options.check is None and request.plan_check_options.against is None:
         return result
     return plan_check.compared(result, request, _planned, torch=torch.__version__.partition("+")[0])
+
+
+def _check_targets(request: Request) -> None:
+    """Raise BadInput for options that need a single target, or if there is nothing to write to a file."""
+    options, check = request.plan_options, request.plan_check_options
+    if options.csv is not None and not (options.memory_budgets or options.gpus):
+        raise BadInput("--csv requires --memory-budget or --gpu.")
+    given = {
+        "--vary": options.vary, "--what-if": options.what_if, "--track": options.track, "--check": check.check,
+        "--against": check.against,
+    }  # fmt: skip
+    for flag, value in given.items() if request.more_targets else ():
+        if value:
+            raise BadInput(f"{flag} requires a single target.")
+
+
+def _write_csv(result: PlanResult, file: Path) -> None:
+    """Write a row for each max batch. Raises BadInput if that is impossible."""
+    rows = result.rows()
+    try:
+        with file.open("w", newline="") as opened:
+            names = dict.fromkeys(name for row in rows for name in row)
+            writer = csv.DictWriter(opened, list(names), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise BadInput(f"--csv: {file} cannot be written: {summary(error)}") from error
 
 
 def _planned(request: Request) -> PlanResult:

@@ -96,6 +96,7 @@ def request_of(
     given: Mapping[str, Any],
     *,
     words: Sequence[str] = (),
+    more_targets: Sequence[str] = (),
     owns_process: bool = False,
 ) -> Request:
     """Return the request of a command. Options without a flag on this command have their defaults.
@@ -105,6 +106,7 @@ def request_of(
         workload: a file, or `package.module:Class`; None if it was not given.
         given: the values by `Flag.parameter`: a text, the texts of a repeatable flag, or True for a switch.
         words: the words of a command whose script is the workload.
+        more_targets: the targets of `plan` beside the workload.
         owns_process: whether this process runs only this command.
 
     Raises:
@@ -142,6 +144,7 @@ def request_of(
         **built,
         given=frozenset(flag.field.name for flag in flags if flag.owner is Job and given.get(flag.parameter))
         | ({"workload"} if workload is not None else set()),
+        more_targets=tuple(more_targets),
         owns_process=owns_process,
         **fixed,
     )

@@ -190,6 +190,9 @@ class PlanOptions:
         "Also plan with one change at a time: each listed option of the workload, and channels-last."
     )
     track: bool = switch("Save the plan as an MLflow run, with a plot and files for PyTorch's memory visualizer.")
+    csv: str | None = setting(
+        None, values.file, "Also write the max batches to this CSV file, one row each.", shown_default="none"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +310,8 @@ class Request:
     job: Job
     given: frozenset[str] = frozenset()
     """The fields of the job that were given, including the workload."""
+    more_targets: tuple[str, ...] = ()
+    """The targets of `plan` beside the job's workload."""
     find_batch_size: bool = False
     """`train --batch-size auto`."""
     stores: Stores = Stores()

@@ -25,7 +25,8 @@ _SAME = 1.01
 
 def plan_tables(result: PlanResult) -> list[Table]:
     max_batches = [_max_batches(result)] if result.targets else []
-    variants = [_variants(result)] if len(result.variants) > 1 else []
+    has_variants = len(result.variants) > 1 and not result.variants[0].is_one_of_several
+    variants = [_variants(result)] if has_variants else []
     return [*max_batches, *_ways(result), *variants, _categories(result), _largest(result)]
 
 
@@ -101,15 +102,28 @@ _PEAK = numbers("reserved", "allocated", unwrapped=True)
 
 
 def _max_batches(result: PlanResult) -> Table:
+    """Return the table of max batches; with several targets, in fewer columns."""
+    all_cells = {
+        target.name: [
+            (variant, plan.precision, _max_batch_cells(result.max_batch(variant, plan.precision, target)))
+            for variant in result.variants
+            for plan in variant.report.precisions
+        ]
+        for target in result.targets
+    }
+    is_single = not result.variants[0].is_one_of_several
     columns = [Column("max batch", unwrapped=True), _PEAK[0], Column("limited by")]
+    shown = [0, 1, 2] if is_single else [0]
+    if not is_single and any(cells[2] != "memory" for of_target in all_cells.values() for *_, cells in of_target):
+        shown.append(2)
     sections = []
     for target in result.targets:
-        plans = [(variant, plan.precision) for variant in result.variants for plan in variant.report.precisions]
-        found = (
-            (variant, name, _max_batch_cells(result.max_batch(variant, name, target))) for variant, name in plans
-        )  # fmt: skip
+        found = [
+            (variant, name, tuple(cells[index] for index in shown)) for variant, name, cells in all_cells[target.name]
+        ]
         sections.append(_target_section(result, target, found))
-    return _target_table(result, f"{result.report.workload}: predicted max batch", columns, sections)
+    title = f"{result.report.workload}: predicted max batch" if is_single else "predicted max batch"
+    return _target_table(result, title, [columns[index] for index in shown], sections)
 
 
 def _max_batch_cells(max_batch: PlannedMaxBatch | str) -> Row:
@@ -144,7 +158,8 @@ def _ways(result: PlanResult) -> list[Table]:
 def _target_table(
     result: PlanResult, title: str, columns: Iterable[Column], sections: Iterable[tuple[Row, ...]]
 ) -> Table:
-    variant = (Column("variant", key=True),) if len(result.variants) > 1 else ()
+    heading = "target" if result.variants[0].is_one_of_several else "variant"
+    variant = (Column(heading, key=True),) if len(result.variants) > 1 else ()
     target = Column("GPU or budget", key=True, spans=True)
     return Table(title=title, columns=(target, *variant, _PRECISION, *columns), sections=tuple(sections))
 

@@ -23,11 +23,13 @@ class Variant:
 
     changes: Changes
     report: PlanReport
+    is_one_of_several: bool = False
+    """Whether the plan has several targets, which name its variants."""
 
     @property
     def name(self) -> str:
-        """`finetune=all`, or `as it is`."""
-        return self.name_of(self.changes)
+        """`finetune=all`, or `as it is`; with several targets, this one."""
+        return self.report.workload if self.is_one_of_several else self.name_of(self.changes)
 
     @staticmethod
     def name_of(changes: Iterable[tuple[str, str]]) -> str:
@@ -133,7 +135,6 @@ class PlanResult(Shown):
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "target": self.report.workload,
             "predicted": True,
             "effective_batch_size": self.effective_batch_size,
             "run_id": self.run_id,
@@ -145,9 +146,25 @@ class PlanResult(Shown):
             "not_planned": dict(self.not_planned),
         }
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each target, variant, GPU or budget, and precision."""
+        return [
+            {
+                "target": variant.report.workload,
+                "variant": Variant.name_of(variant.changes),
+                "gpu_or_budget": target.name,
+                "precision": plan.precision,
+                **_max_batch_as_json(self.max_batch(variant, plan.precision, target)),
+            }
+            for variant in self.variants
+            for target in self.targets
+            for plan in variant.report.precisions
+        ]
+
     def _variant_as_json(self, variant: Variant) -> dict[str, Any]:
         names = [plan.precision for plan in variant.report.precisions]
         return {
+            "target": variant.report.workload,
             "changes": dict(variant.changes),
             "budgets": {
                 target.name: {name: _max_batch_as_json(self.max_batch(variant, name, target)) for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import subprocess
@@ -48,6 +49,8 @@ def test_a_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> 
         (["--frozen", "--vary", "frozen=True"], "frozen is given by both --vary and --frozen. Omit one of the two."),
         (["--image-size", "64", "--set", "image_size=32"], "image_size is given by both --image-size and --set."),
         (["--sequence-length", "0"], "--sequence-length: got '0', expected a whole number of 1 or more"),
+        (["--csv", "a.csv"], "--csv requires --memory-budget or --gpu."),
+        (["timm:test_resnet", "--what-if"], "--what-if requires a single target."),
         (["--update"], "--update requires --check."),
         (["--check", "a.json", "--against", "main"], "--check and --against exclude each other."),
         (["--check", __file__], f"{__file__} is not a memory plan of this version of amp_track: "),
@@ -257,3 +260,20 @@ def test_a_plan_is_compared_with_that_of_another_commit(amp_track: Command, tmp_
     unknown = amp_track(*plan[:-1], "v9")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert unknown.stderr.startswith("amp-track: --against v9: ")
+
+
+@pytest.mark.slow
+def test_several_targets_are_one_table_and_one_csv_file(amp_track: Command, tmp_path: Path) -> None:
+    models = ("torchvision:squeezenet1_1", "timm:test_resnet")
+    done = amp_track("plan", *models, "--gpu", "T4", "--precision", "fp32,bf16", "--csv", "plans.csv")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("predicted max batch\n")
+    with (tmp_path / "plans.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["target"], row["precision"]) for row in rows] == [
+        (model, name) for model in models for name in ("fp32", "bf16")
+    ]
+    assert all(0 < int(row["safe_batch"]) < int(row["max_batch"]) for row in rows if row["precision"] == "fp32")
+    assert all("compute capability" in row["skipped"] for row in rows if row["precision"] == "bf16")
+    alone = amp_track("plan", models[1], "--gpu", "T4", "--precision", "fp32", "--json")
+    assert json.loads(alone.stdout)["budgets"]["Tesla T4"]["fp32"]["max_batch"] == int(rows[2]["max_batch"])
