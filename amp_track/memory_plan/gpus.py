@@ -22,9 +22,10 @@ from amp_track.records.plan import PlanTarget
 _GIB = 2**30
 _UNSEEN, _UNSEEN_HOPPER, _UNSEEN_BLACKWELL = (0.2, 0.5), (0.5, 0.75), (0.15, 0.6)
 """Contexts of GPUs without such a message: the range of others of the generation."""
-_EAGER_GIB = 1.15, 1.45
+_EAGER_GIB = 1.3, 1.6
 """Memory that the kernels of all libraries take beyond a context, if CUDA loads them eagerly: before torch 1.13 and
-CUDA 11.7, or with CUDA_MODULE_LOADING=EAGER. An RTX 3090 then had 1.45 (pytorch#49877) to 1.9 GiB in use."""
+CUDA 11.7, or with CUDA_MODULE_LOADING=EAGER. On an RTX 3090 a context of torch alone then took 1.45 GiB (pytorch#49877)
+to 1.65 (pytorch#55277), and in trainings 1.6 (huggingface.co/blog/zero-deepspeed-fairscale) to 1.9 GiB were in use."""
 
 
 @dataclass(frozen=True)

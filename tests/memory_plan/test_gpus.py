@@ -82,4 +82,4 @@ def test_the_memory_of_a_gpu_depends_on_driver_and_kernels() -> None:
     assert target.capacity_bytes / 2**30 == pytest.approx((least + most) / 2)
     assert (target.safe_bytes / 2**30, target.most_bytes / 2**30) == pytest.approx((0.96 * least, most))
     eager = gpu_named("RTX 3090").target(eager=True)
-    assert 1.1 < (target.capacity_bytes - eager.capacity_bytes) / 2**30 < 1.5
+    assert 1.2 < (target.capacity_bytes - eager.capacity_bytes) / 2**30 < 1.6
