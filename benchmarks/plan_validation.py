@@ -241,7 +241,10 @@ def summarize(compared: Sequence[Compared]) -> dict[str, Any]:
     return {
         "rows": len(known),
         "models": len({each.row.model for each in known}),
-        **{verdict: sum(each.verdict == verdict for each in known) for verdict in ("inside", "too high", "too low")},
+        **{
+            f"expected_{verdict.replace(' ', '_')}": _rate(sum(each.verdict == verdict for each in known), len(known))
+            for verdict in ("inside", "too high", "too low")
+        },
         "mean_ln_error": mean,
         "spread_ln_error": spread,
         "safe_fails": _rate(safe_fails, len(known)),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,49 @@ def gpu_tables() -> None:
     found = {stage: tables.stage_tables(stage, RESULTS / "gpu") for stage in stages.STAGES}
     parts = [f"### `{stage}`\n\n{table}" for stage, table in found.items() if table]
     print("\n\n".join(parts) or "*Not measured: no machine with a GPU has left rows yet.*")
+
+
+def plan_validation() -> None:
+    """Print the figures of the memory plan's validation."""
+    result = _result("plan-validation")
+
+    def rate(name: str) -> list[str]:
+        found = result[name]
+        return [f"{found['count']} of {found['of']}", f"{found['low']:.1%} to {found['high']:.1%}"]
+
+    _print_table(
+        ["", "rows", "95 % interval"],
+        [
+            ["expected batch inside the bracket", *rate("expected_inside")],
+            ["expected batch too high", *rate("expected_too_high")],
+            ["expected batch too low", *rate("expected_too_low")],
+            ["safe batch that failed", *rate("safe_fails")],
+            ["safe batch more than 10 % below one that ran", *rate("safe_more_than_10_percent_below_a_batch_that_ran")],
+            ["at-most batch below one that ran", *rate("at_most_exceeded")],
+        ],
+    )
+    print(
+        f"\n*{result['rows']} rows of {result['models']} models, timm {result['versions']['timm']}, "
+        f"torch {result['versions']['torch'].partition('+')[0]}, {result['date']}*\n"
+    )
+    mean, spread = math.exp(result["mean_ln_error"]) - 1, result["spread_ln_error"]
+    print(
+        f"The expected batch differs from the true one by {mean:+.1%} on average, with a spread of {spread:.1%} "
+        f"(maximum\nlikelihood, from the brackets). A safe batch is {result['safe_by_expected']:.0%} of the expected one in the "
+        f"median. {result['holes']} rows have\na batch within a tenth below that is predicted not to fit."
+    )
+
+
+def plan_misses() -> None:
+    """Print the predictions of the memory plan that validation found wrong, and the hits by family."""
+    result = _result("plan-validation")
+    rows = [
+        [f"`{model}`", str(size), layout.replace("_", "-"), str(ran), str(failed), str(expected), verdict]
+        for model, size, layout, ran, failed, expected, verdict in sorted(result["misses"])
+    ]
+    _print_table(["model", "image", "layout", "ran", "failed", "expected", ""], rows)
+    families = [f"{family} {inside} of {total}" for family, (inside, total) in result["families"].items()]
+    print("\nInside, by module of timm:", ", ".join(families) + ".")
 
 
 def faults_table() -> None:

@@ -1,0 +1,84 @@
+"""The memory plan beside published batch sizes: six models, and how the comparison counts."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+import pytest
+import torch
+
+from benchmarks.plan_validation import Compared, Predicted, Published, predict, published, summarize
+
+QUICK = {("vgg19", "contiguous"), ("resnetblur50d", "channels_last")}
+SIX = QUICK | {
+    ("vit_base_patch16_224", "contiguous"),
+    ("vit_srelpos_small_patch16_224", "channels_last"),
+    ("efficientnet_lite3", "channels_last"),
+    ("cspresnet50w", "contiguous"),
+}
+ROWS = [
+    pytest.param(row, id=row.model, marks=() if (row.model, row.layout) in QUICK else pytest.mark.slow)
+    for row in published()
+    if (row.model, row.layout) in SIX
+]
+
+
+@pytest.fixture
+def own_settings():
+    """A prediction is made in a process that does nothing else."""
+    threads = torch.get_num_threads()
+    with mock.patch.dict(os.environ):
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("own_settings")
+@pytest.mark.parametrize("row", ROWS)
+def test_the_expected_batch_is_inside_and_the_safe_one_did_not_fail(row: Published) -> None:
+    found = predict(row)
+    assert not found.error
+    assert row.failed_batch_size is not None
+    assert row.batch_size <= found.expected < row.failed_batch_size
+    assert 0.85 * row.batch_size <= found.safe < found.expected <= found.at_most
+
+
+def compared(ran: int, expected: int, *, safe: int | None = None, model: str = "a") -> Compared:
+    row = Published(model=model, image_size=224, layout="contiguous", batch_size=ran, samples_per_second=1.0)
+    found = Predicted(
+        model=model, image_size=224, layout="contiguous", family="vit", expected=expected,
+        safe=expected * 9 // 10 if safe is None else safe, at_most=expected + 1,
+    )  # fmt: skip
+    return Compared(row, found)
+
+
+def test_a_prediction_is_compared_with_its_bracket() -> None:
+    verdicts = [compared(128, expected).verdict for expected in (127, 128, 191, 192)]
+    assert verdicts == ["too low", "inside", "inside", "too high"]
+    assert compared(512, 5000).verdict == "inside", "the ladder ends there"
+
+
+def test_the_summary_counts() -> None:
+    rows = [compared(128, 150, model=str(number)) for number in range(20)]
+    rows += [compared(128, 192, safe=180, model="b"), compared(128, 200, safe=192, model="c"), compared(512, 600)]
+    summary = summarize(rows)
+    assert summary["rows"] == summary["models"] == 22
+    assert [summary[f"expected_{name}"]["count"] for name in ("inside", "too_high", "too_low")] == [20, 2, 0]
+    assert summary["safe_fails"] == {"count": 1, "of": 22, "low": 0.0012, "high": 0.2284}  # exact, by R's binom.test
+    assert summary["rows_at_512"] == 1
+    assert [miss[0] for miss in summary["misses"]] == ["b", "c"]
+
+
+def test_the_error_within_brackets_is_recovered() -> None:
+    """True batches are drawn 5 % below the expected one: the brackets of the ladder tell."""
+    from random import Random
+
+    random, rows = Random(0), []
+    ladder = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+    for number in range(400):
+        true = random.uniform(8, 500)
+        ran = max(size for size in ladder if size <= true)
+        rows.append(compared(ran, round(true * random.lognormvariate(0.05, 0.02)), model=str(number)))
+    summary = summarize(rows)
+    assert summary["mean_ln_error"] == pytest.approx(0.05, abs=0.01)
+    assert summary["spread_ln_error"] == pytest.approx(0.02, abs=0.01)
