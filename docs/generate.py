@@ -266,8 +266,8 @@ def plan_validation() -> None:
     mean, spread = math.exp(result["mean_ln_error"]) - 1, result["spread_ln_error"]
     print(
         f"The expected batch differs from the true one by {mean:+.1%} on average, with a spread of {spread:.1%} "
-        f"(maximum\nlikelihood, from the brackets). A safe batch is {result['safe_by_expected']:.0%} of the expected one in the "
-        f"median. {result['holes']} rows have\na batch within a tenth below that is predicted not to fit."
+        f"(maximum\nlikelihood, from the brackets). A safe batch is {result['safe_by_expected']:.0%} of the expected "
+        f"one in the median. {result['holes']} rows have\na batch within a tenth below that is predicted not to fit."
     )
 
 
