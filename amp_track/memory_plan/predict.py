@@ -135,7 +135,7 @@ class Prediction:
             hole = self._hole(line, size, capacity_bytes)
             if hole is None:
                 return size
-            size = hole - 1
+            size = min(hole, size - size // 100) - 1  # by 1 % at least, or many holes would take long
         return 0
 
     def _hole(self, line: TraceFamily | None, size: int, capacity_bytes: int) -> int | None:
