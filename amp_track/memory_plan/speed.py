@@ -7,8 +7,8 @@ from collections.abc import Callable
 from amp_track.records.plan import Category, PeakRates, StepTrace
 
 MOVED_PER_ALLOCATED = 2.7
-"""Bytes that a step reads and writes per byte that it allocates, the median of 35 timm models (2.5 to 3.2) whose operands
-were counted. A trace has no reads and no operations in place."""
+"""Bytes that a step reads and writes per byte that it allocates: the median of 35 timm models (2.5 to 3.2) whose
+operands were counted. A trace has no reads and no operations in place."""
 EFFICIENCY = 0.67
 """The fraction of the peak rates that a step reaches, the one number that was fitted: benchmarks/plan_speed.py."""
 _BATCHES = 4, 8

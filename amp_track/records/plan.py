@@ -19,7 +19,7 @@ LARGEST_SHOWN = 10
 """The number of storages or layers that are listed."""
 SAFETY_MARGIN = 0.04
 """The part of a capacity that a safe batch leaves free: docs/plan-validation.md."""
-SPEED_ERROR, FAR_OFF = 1.3, 0.25
+SPEED_ERROR, FAR_OFF = 1.25, 0.15
 """The median error of an estimated speed, as a factor, and the part of models with one above 1.5: docs/plan.md."""
 LARGEST_PLANNED = 2**24
 """The largest batch to predict unless something limits it: more than anybody trains with."""
