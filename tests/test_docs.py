@@ -28,7 +28,16 @@ from amp_track.config.values import Tolerance
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.hardware import Hardware
 from amp_track.records.memory_state import MemoryState, WayOut
-from amp_track.records.plan import Category, Holding, PeakMemory, PlanReport, PlanTarget, PrecisionPlan, StepTrace
+from amp_track.records.plan import (
+    Category,
+    Holding,
+    PeakMemory,
+    PlannedMaxBatch,
+    PlanReport,
+    PlanTarget,
+    PrecisionPlan,
+    StepTrace,
+)
 from amp_track.records.result import Diagnosis, JobResult, JobStatus
 from amp_track.report import compare as compare_report
 from amp_track.report import dtypes as dtypes_report
@@ -124,11 +133,17 @@ def tables_made_today(name: str) -> list[Any]:
     )  # fmt: skip
     peak = PeakMemory(allocated_bytes=1, reserved_bytes=1, by_category=(), largest=())
     trace = StepTrace(precision="fp32", batch_size=1, storages=(), events=(), phases=(), samples=1, flops=1)
+    planned = PlannedMaxBatch(
+        target="", batch_size=1, safe_batch_size=1, most_batch_size=1, bound="memory", peak=peak, at_one_bytes=None,
+        samples_per_s=1.0,
+    )  # fmt: skip
     plans = tuple(
-        PrecisionPlan(precision=name, batch_size=1, peak=peak, peak_with_workspaces=peak, trace=trace, max_batches=())
+        PrecisionPlan(
+            precision=name, batch_size=1, peak=peak, peak_with_workspaces=peak, trace=trace, max_batches=(planned,)
+        )
         for name in ("fp32", "amp")
     )
-    target = PlanTarget(name="", capacity_bytes=1, blas_workspace_bytes=1, lacks=(("fp32", ""), ("amp", "")))
+    target = PlanTarget(name="", capacity_bytes=1, blas_workspace_bytes=1)
     variant = Variant(changes=(), report=PlanReport(workload="", precisions=plans))
     plan = PlanResult(variants=(variant,), targets=(target,))
     failed = Holding(layer="", operation="", category=Category.ACTIVATIONS, size_bytes=1)

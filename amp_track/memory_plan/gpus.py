@@ -17,7 +17,7 @@ from amp_track.config.precisions import BY_NAME
 from amp_track.config.values import byte_size
 from amp_track.records.errors import BadInput
 from amp_track.records.hardware import Hardware
-from amp_track.records.plan import PlanTarget
+from amp_track.records.plan import PeakRates, PlanTarget
 
 _GIB = 2**30
 _UNSEEN, _UNSEEN_HOPPER, _UNSEEN_BLACKWELL = (0.2, 0.5), (0.5, 0.75), (0.15, 0.6)
@@ -60,6 +60,7 @@ class Gpu:
             blas_workspace_bytes=self.blas_workspace_bytes,
             is_gpu=True,
             lacks=tuple((name, reason) for name in BY_NAME if (reason := self.lacks(name))),
+            rates=RATES.get(self.name),
         )
 
     @property
@@ -168,6 +169,40 @@ GPUS = (
         "TrajectoryCrafter/TrajectoryCrafter#20, Wan-Video/Wan2.1#465",
     ),
 )
+
+
+def _rates(gb_per_s: float, fp32_tflops: float, half_tflops: float | None = None) -> PeakRates:
+    return PeakRates(gb_per_s=gb_per_s, fp32_tflops=fp32_tflops, half_tflops=half_tflops)
+
+
+RATES = {
+    "Tesla P100 16GB": _rates(732, 10.6),
+    "Tesla V100 16GB": _rates(900, 15.7, 125),  # SXM2; PCIe: 14 and 112
+    "Tesla V100 32GB": _rates(900, 15.7, 125),
+    "Tesla T4": _rates(320, 8.1, 65),
+    "Titan RTX": _rates(672, 16.3, 130.5),
+    "GeForce GTX 1080 Ti": _rates(484, 11.3),
+    "GeForce RTX 2080 Ti": _rates(616, 13.4, 53.8),
+    "NVIDIA A10": _rates(600, 31.2, 125),
+    "NVIDIA A30": _rates(933, 10.3),
+    "NVIDIA A40": _rates(696, 37.4, 149.7),
+    "NVIDIA A100 40GB": _rates(1555, 19.5, 312),
+    "NVIDIA A100 80GB": _rates(2039, 19.5, 312),  # SXM
+    "RTX A6000": _rates(768, 38.7, 154.8),
+    "GeForce RTX 3090": _rates(936, 35.6, 71),
+    "NVIDIA L40": _rates(864, 90.5, 181.05),
+    "GeForce RTX 4090": _rates(1008, 82.6, 165.2),
+    "NVIDIA H100 80GB": _rates(3350, 67, 989.5),  # SXM
+    "NVIDIA H100 NVL 94GB": _rates(3900, 60, 835.5),
+    "NVIDIA H200 141GB": _rates(4800, 67, 989),
+    "GeForce RTX 5080": _rates(960, 56.28, 112.6),
+    "GeForce RTX 5090": _rates(1792, 104.8, 209.5),
+}
+"""Peak rates by NVIDIA's data sheets and architecture whitepapers; of two versions of a GPU, those of the faster one.
+
+Other GPUs have no such source, or one that gives rates only with sparsity or float16 accumulation. torch's own data
+sheets (`torch._inductor.analysis.device_info`, 2.14) are not used: the L4 has the memory bandwidth of an H100 there.
+"""
 
 
 def gpu_named(text: str, *, flag: str = "--gpu", otherwise: str = "use --memory-budget") -> Gpu:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from amp_track.config.job import micro_batch
 from amp_track.memory_plan.allocator import CachingAllocator, allocator_kind
 from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, predict_peak, replayed, with_workspaces
+from amp_track.memory_plan.speed import samples_per_second
 from amp_track.records.plan import (
     Forecast,
     PeakMemory,
@@ -188,7 +189,8 @@ def plan_precision(step: FakeStep, precision: str, task: PlanTask) -> PrecisionP
         if task.effective_batch_size is not None:
             way = on_target.way_to(task.effective_batch_size, max_batch.safe_batch_size, target.safe_bytes)
             max_batch = dataclasses.replace(max_batch, way=way)
-        max_batches[target.name] = max_batch
+        speed = samples_per_second(trace_at, max_batch.safe_batch_size, target.rates)
+        max_batches[target.name] = dataclasses.replace(max_batch, samples_per_s=speed)
     traced = trace_at(task.batch_size)
     trace = with_workspaces(traced, task.blas_workspace_bytes)
     return PrecisionPlan(

@@ -19,6 +19,8 @@ LARGEST_SHOWN = 10
 """The number of storages or layers that are listed."""
 SAFETY_MARGIN = 0.04
 """The part of a capacity that a safe batch leaves free: docs/plan-validation.md."""
+SPEED_ERROR, FAR_OFF = 1.25, 0.15
+"""The median error of an estimated speed, as a factor, and the part of models with one above 1.5: docs/plan.md."""
 LARGEST_PLANNED = 2**24
 """The largest batch to predict unless something limits it: more than anybody trains with."""
 
@@ -177,6 +179,16 @@ class PeakMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PeakRates:
+    """The peak rates of a GPU by its data sheet, without sparsity."""
+
+    gb_per_s: float  # of its memory
+    fp32_tflops: float
+    half_tflops: float | None = None
+    """Of tensor cores: 16-bit operands, accumulated in float32. None: it has none, or the rate is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanTarget:
     """Memory to plan for."""
 
@@ -187,6 +199,7 @@ class PlanTarget:
     lacks: tuple[tuple[str, str], ...] = ()  # precisions that the GPU does not support, each with the reason
     range_bytes: tuple[int, int] | None = None
     """The least and the most that the allocator may have, by the sources of the GPU; None if the capacity is known."""
+    rates: PeakRates | None = None  # of a GPU whose data sheet is known
 
     @property
     def safe_bytes(self) -> int:
@@ -222,6 +235,8 @@ class PlannedMaxBatch:
     peak: PeakMemory | None  # the peak at the max batch; None if nothing fits
     at_one_bytes: int | None  # the reserved memory of one sample if it does not fit, else None
     way: Way | None = None  # the way to the requested effective batch size; None if none was requested, or nothing fits
+    samples_per_s: float | None = field(default=None, compare=False)
+    """The estimated training speed at the safe batch; None without peak rates. A rough estimate."""
 
 
 @dataclass(frozen=True, kw_only=True)

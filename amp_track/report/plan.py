@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 from amp_track.config.options import PlanCheckOptions
 from amp_track.records.metrics import planned_metric
-from amp_track.records.plan import SAFETY_MARGIN, PeakMemory, PlannedMaxBatch, PlanTarget, PrecisionPlan
+from amp_track.records.plan import (
+    FAR_OFF,
+    SAFETY_MARGIN,
+    SPEED_ERROR,
+    PeakMemory,
+    PlannedMaxBatch,
+    PlanTarget,
+    PrecisionPlan,
+)
 from amp_track.records.units import format_bytes
 from amp_track.report.table import Column, Row, Table, numbers
 from amp_track.report.wording import UNKNOWN
@@ -27,7 +35,7 @@ def plan_tables(result: PlanResult) -> list[Table]:
     max_batches = [_max_batches(result)] if result.targets else []
     has_variants = len(result.variants) > 1 and not result.variants[0].is_one_of_several
     variants = [_variants(result)] if has_variants else []
-    return [*max_batches, *_ways(result), *variants, _categories(result), _largest(result)]
+    return [*max_batches, *_ways(result), *_speeds(result), *variants, _categories(result), _largest(result)]
 
 
 def plan_notes(result: PlanResult) -> list[str]:
@@ -74,6 +82,7 @@ def plan_notes(result: PlanResult) -> list[str]:
         )
     if result.changes_nothing:
         notes.append(f"No effect on predicted memory or work: {', '.join(result.changes_nothing)}.")
+    notes += _speed_notes(result)
     return notes + [f"{change} cannot be planned: {why}" for change, why in result.not_planned]
 
 
@@ -153,6 +162,41 @@ def _ways(result: PlanResult) -> list[Table]:
         sections += [_target_section(result, target, ways)] if ways else []
     title = f"ways to reach an effective batch of {result.effective_batch_size or 0:,}, least work first"
     return [_target_table(result, title, columns, sections)] if sections else []
+
+
+def _speeds(result: PlanResult) -> list[Table]:
+    """Return the table of estimated speeds; empty if no GPU has known peak rates."""
+    columns = numbers("safe batch", "samples/s, about", unwrapped=True)
+    sections = []
+    for target in result.targets:
+        rows = [
+            (variant, plan.precision, (f"{found.safe_batch_size:,}", _roughly(found.samples_per_s)))
+            for variant in result.variants
+            for plan in variant.report.precisions
+            for found in plan.max_batches
+            if found.target == target.name and found.samples_per_s is not None
+        ]
+        sections += [_target_section(result, target, rows)] if rows else []
+    return (
+        [_target_table(result, "rough estimate of the speed at the safe batch", columns, sections)] if sections else []
+    )
+
+
+def _roughly(number: float) -> str:
+    """Format a number with two significant digits."""
+    rounded = float(f"{number:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
+
+
+def _speed_notes(result: PlanResult) -> list[str]:
+    if not _speeds(result):
+        return []
+    return [
+        "samples/s: a rough estimate by the GPU's peak rates, without data loading and launches of kernels. For timm "
+        f"models under amp on an RTX 3090 it was off by a factor of {SPEED_ERROR:g} in the median, and by more than "
+        f"1.5 for {FAR_OFF:.0%}; grouped convolutions are slower. Little else was compared: measure before you choose "
+        "a GPU or a precision by it."
+    ]
 
 
 def _target_table(

@@ -198,6 +198,7 @@ def _max_batch_as_json(max_batch: PlannedMaxBatch | str) -> dict[str, Any]:
         "peak_allocated_bytes": peak.allocated_bytes if peak is not None else None,
         "peak_reserved_bytes": peak.reserved_bytes if peak is not None else None,
         "one_sample_bytes": max_batch.at_one_bytes,
+        "samples_per_s_rough_estimate": max_batch.samples_per_s,
         "micro_batch": way.micro_batch if way is not None else None,
         "grad_accum": way.grad_accum if way is not None else None,
     }

@@ -12,7 +12,7 @@ from amp_track.config.precisions import Precision
 from amp_track.memory_plan.predict import forecast, plan_precision
 from amp_track.memory_plan.replay import TraceFamily, with_workspaces
 from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue, summary
-from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlanReport, PlanTask
+from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlannedMaxBatch, PlanReport, PlanTask
 from amp_track.runner.process_setup import Sender
 from amp_track.targets.base import cannot_be_planned, job_result_of_exception, load_target
 
@@ -51,6 +51,15 @@ def _alike(precisions: Sequence[str]) -> list[list[str]]:
     return list(groups.values())
 
 
+def _with_speed_of(precision: str, max_batch: PlannedMaxBatch) -> PlannedMaxBatch:
+    """Remove the estimated speed, which is that of fp32, for tf32.
+
+    Published measurements of TF32 were 1.5 to 2.2 times as slow as an estimate by its peak rate (docs/plan.md).
+    """
+    is_tf32 = Precision.named(precision).computes == "tf32"
+    return dataclasses.replace(max_batch, samples_per_s=None) if is_tf32 else max_batch
+
+
 def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
     step = load_target(job).fake_step(as_cuda=task.on_cuda)
     plans = []
@@ -63,7 +72,9 @@ def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
             )
         for name in names:
             trains = {target.name for target in task.targets if name not in dict(target.lacks)}
-            max_batches = tuple(max_batch for max_batch in first.max_batches if max_batch.target in trains)
+            max_batches = tuple(
+                _with_speed_of(name, max_batch) for max_batch in first.max_batches if max_batch.target in trains
+            )
             plans.append(dataclasses.replace(first, precision=name, max_batches=max_batches))
     return PlanReport(workload=job.workload, precisions=tuple(plans))
 

@@ -147,8 +147,11 @@ def test_an_error_of_a_model_by_name_is_explained(amp_track: Command, tmp_path: 
 
 @pytest.mark.nightly
 def test_a_precision_that_is_possible_nowhere_else_is_planned_on_a_cpu(amp_track: Command) -> None:
-    done = amp_track("plan", DIGITS, "--precision", "tf32", "--gpu", "A100 40GB", "--json")
-    assert json.loads(done.stdout)["budgets"]["NVIDIA A100 40GB"]["tf32"]["max_batch"] > 1000
+    done = amp_track("plan", DIGITS, "--precision", "tf32,fp32", "--gpu", "A100 40GB", "--json")
+    planned = json.loads(done.stdout)["budgets"]["NVIDIA A100 40GB"]
+    assert planned["tf32"]["max_batch"] > 1000
+    assert planned["fp32"]["samples_per_s_rough_estimate"] > 1000
+    assert planned["tf32"]["samples_per_s_rough_estimate"] is None
 
 
 @pytest.mark.nightly

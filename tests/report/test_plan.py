@@ -119,6 +119,20 @@ def test_workspaces_make_a_range_where_they_show() -> None:
         assert any("Winograd" in note for note in plan_notes(result)) is (workspace_mib > 0)
 
 
+def test_speeds_are_rough_and_only_of_gpus_with_peak_rates() -> None:
+    unknown = planned("fp32")
+    assert not has_table(result_of(unknown), "rough estimate")
+    assert not any("rough" in note for note in plan_notes(result_of(unknown)))
+    for speed, shown in ((1234.5, "1,200"), (98.7, "99"), (1.234, "1.2"), (0.0567, "0.057")):
+        max_batch = dataclasses.replace(unknown.max_batches[0], samples_per_s=speed)
+        result = result_of(dataclasses.replace(unknown, precision="amp", max_batches=(max_batch,)), unknown)
+        speeds = named(result, "rough estimate of the speed at the safe batch")
+        assert speeds.sections == ((("A card\n(1 GiB)", "amp", "600", shown),),)
+        assert any("rough estimate" in note and "1.25" in note for note in plan_notes(result))
+        assert result.as_json()["budgets"]["A card"]["amp"]["samples_per_s_rough_estimate"] == speed
+        assert result.as_json()["budgets"]["A card"]["fp32"]["samples_per_s_rough_estimate"] is None
+
+
 def test_metrics_are_named_by_precision_and_target() -> None:
     assert metrics(result_of(planned("fp32"))) == {
         "plan/fp32/allocated_mib": 28,
