@@ -248,7 +248,6 @@ def summarize(compared: Sequence[Compared]) -> dict[str, Any]:
         "mean_ln_error": mean,
         "spread_ln_error": spread,
         "safe_fails": _rate(safe_fails, len(known)),
-        "safe_fails_by_normal_error": _share_above(known, mean, spread),
         "safe_more_than_10_percent_below_a_batch_that_ran": _rate(far_below, len(known)),
         "at_most_exceeded": _rate(exceeded, len(known)),
         "safe_by_expected": statistics.median(each.found.safe / each.found.expected for each in known),
@@ -290,12 +289,6 @@ def _error(known: Sequence[Compared]) -> tuple[float, float]:
 
     found = optimize.minimize(cost, [0.0, math.log(0.03)], method="Nelder-Mead")
     return round(float(found.x[0]), 4), round(math.exp(float(found.x[1])), 4)
-
-
-def _share_above(known: Sequence[Compared], mean: float, spread: float) -> float:
-    """Return the mean probability that a safe batch exceeds the true one, if the error is normal."""
-    margins = [math.log(each.found.safe / each.found.expected) if each.found.safe else -math.inf for each in known]
-    return round(float(statistics.mean(stats.norm.sf(-mean - margin, 0, spread) for margin in margins)), 4)
 
 
 def rows_to_predict(models: int | None) -> Iterator[Published]:
