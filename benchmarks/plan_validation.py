@@ -4,7 +4,7 @@
 
 A row is predicted if timm still has its model. Each prediction is appended to benchmarks/results/plan-validation.csv,
 and rows that the file has are skipped, so that a stopped run can be continued; remove the file to begin anew. All rows
-take about an hour on two cores. `--models` predicts only that many models, drawn by a hash of their names, so that they
+take some hours on two cores. `--models` predicts only that many models, drawn by a hash of their names, so that they
 are a random sample. `--traces` keeps what was traced, to predict again after a change of the simulated allocator or of
 a GPU's memory without tracing.
 
@@ -30,7 +30,7 @@ import time
 import warnings
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ def predict(row: Published, traces: Path | None = None) -> Predicted:
         found,
         expected=max_batch.batch_size,
         safe=max_batch.safe_batch_size,
-        at_most=max_batch.most_batch_size,
+        at_most=max_batch.most_batch_size or 0,
         hole=max_batch.hole,
         seconds=round(time.monotonic() - started, 1),
     )
@@ -221,6 +221,7 @@ class Compared:
 
     @property
     def verdict(self) -> str:
+        """Return `inside`, `too low` or `too high`."""
         failed = self.row.failed_batch_size
         if self.found.expected < self.row.batch_size:
             return "too low"
@@ -228,30 +229,40 @@ class Compared:
 
 
 def summarize(compared: Sequence[Compared]) -> dict[str, Any]:
-    """Return the shares of predictions inside, too high and too low, and the error rates of safe batches."""
+    """Return the shares of models that are inside, too high or too low, and the error rates of safe batches.
+
+    A model counts once: its two memory layouts have nearly the same plan. It is wrong if one of its rows is.
+    """
     known = [each for each in compared if each.is_bracketed and not each.found.error]
-    safe_fails = sum(each.found.safe >= (each.row.failed_batch_size or math.inf) for each in known)
-    far_below = sum(each.found.safe < 0.9 * each.row.batch_size for each in known)
-    exceeded = sum(each.found.at_most < each.row.batch_size for each in known)
-    mean, spread = _error(known)
+    models: dict[str, list[Compared]] = defaultdict(list)
     families: dict[str, list[Compared]] = defaultdict(list)
     for each in known:
+        models[each.row.model].append(each)
         families[each.found.family].append(each)
+
+    def rate(is_wrong: Callable[[Compared], bool]) -> dict[str, Any]:
+        return _rate(sum(any(map(is_wrong, rows)) for rows in models.values()), len(models))
+
+    positive = [each for each in known if each.found.expected]
+    mean, spread = _error(positive) if positive else (None, None)
     lower_bounds = [each for each in compared if not each.is_bracketed and not each.found.error]
     return {
         "rows": len(known),
-        "models": len({each.row.model for each in known}),
-        **{
-            f"expected_{verdict.replace(' ', '_')}": _rate(sum(each.verdict == verdict for each in known), len(known))
-            for verdict in ("inside", "too high", "too low")
-        },
+        "models": len(models),
+        "rows_inside": sum(each.verdict == "inside" for each in known),
+        "expected_too_high": rate(lambda each: each.verdict == "too high"),
+        "expected_too_low": rate(lambda each: each.verdict == "too low"),
         "mean_ln_error": mean,
         "spread_ln_error": spread,
-        "safe_fails": _rate(safe_fails, len(known)),
-        "safe_more_than_10_percent_below_a_batch_that_ran": _rate(far_below, len(known)),
-        "at_most_exceeded": _rate(exceeded, len(known)),
-        "safe_by_expected": statistics.median(each.found.safe / each.found.expected for each in known),
-        "holes": sum(each.found.hole is not None for each in known),
+        "safe_fails": rate(lambda each: each.found.safe >= (each.row.failed_batch_size or math.inf)),
+        "safe_more_than_10_percent_below_a_batch_that_ran": rate(
+            lambda each: each.found.safe < 0.9 * each.row.batch_size
+        ),
+        "at_most_exceeded": rate(lambda each: each.found.at_most < each.row.batch_size),
+        "safe_by_expected": statistics.median(each.found.safe / each.found.expected for each in positive)
+        if positive
+        else None,
+        "rows_with_holes": sum(each.found.hole is not None for each in known),
         "rows_at_512": len(lower_bounds),
         "of_those_predicted_below_512": sum(each.verdict == "too low" for each in lower_bounds),
         "not_planned": sorted({f"{each.row.model}: {each.found.error}" for each in compared if each.found.error}),
@@ -260,7 +271,7 @@ def summarize(compared: Sequence[Compared]) -> dict[str, Any]:
             for family, of_family in sorted(families.items())
         },
         "misses": [
-            [*each.row.key, each.row.batch_size, each.row.failed_batch_size, each.found.expected, each.verdict]
+            [*each.row.key, each.row.batch_size, each.row.failed_batch_size, each.found.expected, each.found.safe]
             for each in known
             if each.verdict != "inside"
         ],
@@ -269,6 +280,8 @@ def summarize(compared: Sequence[Compared]) -> dict[str, Any]:
 
 def _rate(count: int, total: int) -> dict[str, Any]:
     """Return a share with its exact 95 % confidence interval (Clopper and Pearson, 1934)."""
+    if not total:
+        return {"count": 0, "of": 0, "low": 0.0, "high": 1.0}
     interval = stats.binomtest(count, total).proportion_ci(0.95, method="exact")
     return {"count": count, "of": total, "low": round(interval.low, 4), "high": round(interval.high, 4)}
 
@@ -276,8 +289,8 @@ def _rate(count: int, total: int) -> dict[str, Any]:
 def _error(known: Sequence[Compared]) -> tuple[float, float]:
     """Return mean and standard deviation of ln(predicted / true), a normal variable known within brackets.
 
-    By maximum likelihood. A tenth of the brackets may miss for other causes than the plan's error, which would dominate
-    a normal distribution: each row has a chance of 5 % of any error.
+    By maximum likelihood. A bracket that is missed for another cause than the plan's error would dominate a normal
+    distribution, so each row has a chance of 5 % of any error.
     """
     upper = [math.log(each.found.expected / each.row.batch_size) for each in known]
     lower = [math.log(each.found.expected / (each.row.failed_batch_size or math.inf)) for each in known]

@@ -243,31 +243,29 @@ def gpu_tables() -> None:
 def plan_validation() -> None:
     """Print the figures of the memory plan's validation."""
     result = _result("plan-validation")
-
-    def rate(name: str) -> list[str]:
+    names = {
+        "expected_too_high": "expected batch too high",
+        "expected_too_low": "expected batch too low",
+        "safe_fails": "safe batch that failed",
+        "safe_more_than_10_percent_below_a_batch_that_ran": "safe batch more than 10 % below one that ran",
+        "at_most_exceeded": "at-most batch below one that ran",
+    }
+    rows = []
+    for name, shown in names.items():
         found = result[name]
-        return [f"{found['count']} of {found['of']}", f"{found['low']:.1%} to {found['high']:.1%}"]
-
-    _print_table(
-        ["", "rows", "95 % interval"],
-        [
-            ["expected batch inside the bracket", *rate("expected_inside")],
-            ["expected batch too high", *rate("expected_too_high")],
-            ["expected batch too low", *rate("expected_too_low")],
-            ["safe batch that failed", *rate("safe_fails")],
-            ["safe batch more than 10 % below one that ran", *rate("safe_more_than_10_percent_below_a_batch_that_ran")],
-            ["at-most batch below one that ran", *rate("at_most_exceeded")],
-        ],
-    )
+        rows.append([shown, f"{found['count']} of {found['of']}", f"{found['low']:.1%} to {found['high']:.1%}"])
+    _print_table(["at one of two memory layouts", "models", "95 % interval"], rows)
+    torch = result["versions"]["torch"].partition("+")[0]
+    print(f"\n*timm {result['versions']['timm']}, torch {torch}, {result['date']}*\n")
+    mean, spread = f"{math.exp(result['mean_ln_error']) - 1:+.1%}", f"{result['spread_ln_error']:.1%}"
+    safe = f"{result['safe_by_expected']:.0%}"
     print(
-        f"\n*{result['rows']} rows of {result['models']} models, timm {result['versions']['timm']}, "
-        f"torch {result['versions']['torch'].partition('+')[0]}, {result['date']}*\n"
-    )
-    mean, spread = math.exp(result["mean_ln_error"]) - 1, result["spread_ln_error"]
-    print(
-        f"The expected batch differs from the true one by {mean:+.1%} on average, with a spread of {spread:.1%} "
-        f"(maximum\nlikelihood, from the brackets). A safe batch is {result['safe_by_expected']:.0%} of the expected "
-        f"one in the median. {result['holes']} rows have\na batch within a tenth below that is predicted not to fit."
+        f"In {result['rows_inside']} of {result['rows']} rows the expected batch lies between the one that ran and the "
+        f"one that failed.\nIt differs from the true one by {mean} on average, with a spread of {spread} (maximum "
+        f"likelihood, from the brackets).\nA safe batch is {safe} of the expected one in the median. "
+        f"{result['rows_with_holes']} rows have a batch within a tenth below that is\npredicted not to fit. Of "
+        f"{result['rows_at_512']} rows at the end of the ladder, 512, {result['of_those_predicted_below_512']} are "
+        "predicted below it."
     )
 
 
@@ -275,12 +273,12 @@ def plan_misses() -> None:
     """Print the predictions of the memory plan that validation found wrong, and the hits by family."""
     result = _result("plan-validation")
     rows = [
-        [f"`{model}`", str(size), layout.replace("_", "-"), str(ran), str(failed), str(expected), verdict]
-        for model, size, layout, ran, failed, expected, verdict in sorted(result["misses"])
+        [f"`{model}`", str(size), layout.replace("_", "-"), *map(str, batches)]
+        for model, size, layout, *batches in sorted(result["misses"])
     ]
-    _print_table(["model", "image", "layout", "ran", "failed", "expected", ""], rows)
+    _print_table(["model", "image", "layout", "ran", "failed", "expected", "safe"], rows)
     families = [f"{family} {inside} of {total}" for family, (inside, total) in result["families"].items()]
-    print("\nInside, by module of timm:", ", ".join(families) + ".")
+    print("\nRows inside, by module of timm:", ", ".join(families) + ".")
 
 
 def faults_table() -> None:

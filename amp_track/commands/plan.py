@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib.metadata
 import itertools
-import os
 from collections.abc import Iterator
 from pathlib import Path
-
-import torch
 
 from amp_track.commands import interrupted_safely, plan_check
 from amp_track.config.options import Request
@@ -36,6 +34,7 @@ _PROCESSES = 3
 @interrupted_safely
 def plan(request: Request) -> PlanResult:
     """Predict the memory of a training step. Raises BadInput if the step cannot run on fake tensors."""
+    source.check_reference(request.job.workload)
     plan_check.check_options(request)
     _check_targets(request)
     result = _planned(request)
@@ -51,7 +50,7 @@ def plan(request: Request) -> PlanResult:
         _write_csv(result, Path(request.plan_options.csv))
     if request.plan_check_options.check is None and request.plan_check_options.against is None:
         return result
-    return plan_check.compared(result, request, _planned, torch=torch.__version__.partition("+")[0])
+    return plan_check.compared(result, request, _planned, torch=importlib.metadata.version("torch").partition("+")[0])
 
 
 def _check_targets(request: Request) -> None:
@@ -59,9 +58,11 @@ def _check_targets(request: Request) -> None:
     options, check = request.plan_options, request.plan_check_options
     if options.csv is not None and not (options.memory_budgets or options.gpus):
         raise BadInput("--csv requires --memory-budget or --gpu.")
+    if options.csv is not None:
+        plan_check.check_writable("--csv", options.csv)
     given = {
         "--vary": options.vary, "--what-if": options.what_if, "--track": options.track, "--check": check.check,
-        "--against": check.against,
+        "--against": check.against, "--effective-batch-size": request.max_batch_options.effective_batch_size,
     }  # fmt: skip
     for flag, value in given.items() if request.more_targets else ():
         if value:
@@ -118,9 +119,8 @@ def _planned(request: Request) -> PlanResult:
 
 def planned_targets(request: Request) -> tuple[PlanTarget, ...]:
     """Return the requested budgets and GPUs, each once."""
-    eager = os.environ.get("CUDA_MODULE_LOADING") == "EAGER"
     targets = list(map(gpus.target_of_size, request.plan_options.memory_budgets))
-    targets += [gpus.gpu_named(text).target(eager=eager) for text in request.plan_options.gpus]
+    targets += [gpus.gpu_named(text).target() for text in request.plan_options.gpus]
     return tuple({target.name: target for target in targets}.values())
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import subprocess
+import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from amp_track.config.options import Request
@@ -21,13 +24,20 @@ _MOST_BYTES = 2**26
 def check_options(request: Request) -> None:
     """Raise BadInput if the options of a comparison contradict each other, or its file cannot be read."""
     options, target = request.plan_check_options, request.job.workload
+    if options.check is None and options.against is None and not options.update:
+        return
+    for flag, value in (("--vary", request.plan_options.vary), ("--what-if", request.plan_options.what_if)):
+        if value:
+            raise BadInput(f"{flag} is not supported with --check or --against, which compare one plan.")
     if options.update and options.check is None:
         raise BadInput("--update requires --check.")
     if options.check is not None and options.against is not None:
         raise BadInput("--check and --against exclude each other. Omit one of the two.")
-    if options.against is not None and not Path(target).is_file():
+    if options.against is not None and not os.path.isfile(target):
         raise BadInput(f"--against: {target} is not a file, so git has no other version of it. Use --check instead.")
-    if options.check is not None and not options.update:
+    if options.check is not None and options.update:
+        check_writable("--check", options.check)
+    elif options.check is not None:
         PlanRecord.from_json(_content(options.check), options.check)
 
 
@@ -40,7 +50,8 @@ def compared(result: PlanResult, request: Request, plan: Callable[[Request], Pla
         PlanMoved: a peak or a safe batch has moved by more than the tolerance.
         BadInput: the revision does not exist or has no such file, or the file cannot be written.
     """
-    options, now = request.plan_check_options, PlanRecord.of(result, torch=torch)
+    options, settings = request.plan_check_options, _settings(request)
+    now = PlanRecord.of(result, settings=settings, torch=torch)
     if options.check is not None:
         name = options.check
         if options.update:
@@ -53,10 +64,10 @@ def compared(result: PlanResult, request: Request, plan: Callable[[Request], Pla
     else:
         assert options.against is not None
         name = options.against
-        with tempfile.TemporaryDirectory(prefix="amp_track-") as folder:
-            file = _file_at(name, Path(request.job.workload), Path(folder))
+        with tempfile.TemporaryDirectory(prefix="amp_track-") as folder, _files_at(name, request, folder) as file:
             job = dataclasses.replace(request.job, workload=str(file))
-            before = PlanRecord.of(plan(dataclasses.replace(request, job=job)), torch=torch)
+            earlier = plan(dataclasses.replace(request, job=job))
+            before = PlanRecord.of(earlier, settings=settings, torch=torch)
     moved = moves(before, now, options.tolerance, name)
     if not moved:
         return dataclasses.replace(result, unmoved_since=name)
@@ -69,23 +80,55 @@ def compared(result: PlanResult, request: Request, plan: Callable[[Request], Pla
     )
 
 
+def check_writable(flag: str, name: str) -> None:
+    """Raise BadInput if a file cannot be written."""
+    folder = os.path.dirname(os.path.abspath(name))
+    if os.path.isdir(name) or not os.access(name if os.path.exists(name) else folder, os.W_OK):
+        raise BadInput(f"{flag}: {name} cannot be written. Name a file in a folder that exists.")
+
+
+def _settings(request: Request) -> dict[str, str]:
+    """Return the target and the given flags that determine a plan."""
+    job, plan, limits = request.job, request.plan_options, request.max_batch_options
+    settings = {
+        "TARGET": job.workload,
+        "--precision": ",".join(limits.precisions or ()),
+        "--gpu": ", ".join(plan.gpus),
+        "--memory-budget": ", ".join(plan.memory_budgets),
+        "--max-batch-size": limits.max_batch_size,
+        "--batch-size": job.batch_size,  # not the workload's, whose change is one of the code
+        "--set": " ".join(f"{name}={value}" for name, value in job.options),
+        "--grad-accum": job.grad_accum if job.grad_accum > 1 else None,
+        "--max-grad-norm": job.max_grad_norm,
+        "--channels-last": job.channels_last or None,
+    }
+    return {flag: str(value) for flag, value in settings.items() if value not in (None, "")}
+
+
 def _content(name: str) -> bytes:
-    file = Path(name)
-    if not file.exists():
-        raise BadInput(f"--check: {name} does not exist. Write it with --update.")
     try:
-        with file.open("rb") as opened:
+        with open(name, "rb") as opened:
             return opened.read(_MOST_BYTES)
+    except FileNotFoundError:
+        raise BadInput(f"--check: {name} does not exist. Write it with --update.") from None
     except OSError as error:
         raise BadInput(f"--check: {name} cannot be read: {summary(error)}") from error
 
 
-def _file_at(revision: str, file: Path, folder: Path) -> Path:
-    """Write the files of a git revision into a folder, and return the target's there. Raises BadInput."""
+@contextmanager
+def _files_at(revision: str, request: Request, folder: str) -> Iterator[Path]:
+    """Write the files of a git revision into a folder, and yield the target's there, whose imports find the others.
+
+    Code that is installed from elsewhere is that of today. Links that lead out of the folder are left out.
+
+    Raises:
+        BadInput: git does not have the revision, or no such file in it.
+    """
+    file = Path(request.job.workload).resolve()
 
     def git(*arguments: str) -> bytes:
         try:
-            done = subprocess.run(["git", "-C", str(file.resolve().parent), *arguments], capture_output=True)
+            done = subprocess.run(["git", "-C", str(file.parent), *arguments], capture_output=True)
         except FileNotFoundError as error:
             raise BadInput("--against requires git, which is not installed.") from error
         if done.returncode:
@@ -93,11 +136,36 @@ def _file_at(revision: str, file: Path, folder: Path) -> Path:
             raise BadInput(f"--against {revision}: {reason.removeprefix('fatal: ')}")
         return done.stdout
 
-    root = Path(git("rev-parse", "--show-toplevel").decode().strip())
+    root = Path(git("rev-parse", "--show-toplevel").decode().strip()).resolve()
     archive = git("-C", str(root), "archive", "--format=tar", revision)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(folder, filter="data")
-    earlier = folder / file.resolve().relative_to(root.resolve())
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(folder, filter=_within)
+    except OSError as error:
+        raise BadInput(f"--against {revision}: its files cannot be written: {summary(error)}") from error
+    earlier = Path(folder) / file.relative_to(root)
     if not earlier.is_file():
-        raise BadInput(f"--against {revision}: that revision has no {earlier.relative_to(folder)}.")
-    return earlier
+        raise BadInput(f"--against {revision}: that revision has no {file.relative_to(root)}.")
+    with _imports_from(Path(folder), root):
+        yield earlier
+
+
+def _within(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None
+
+
+@contextmanager
+def _imports_from(copy: Path, root: Path) -> Iterator[None]:
+    """Let job processes, which inherit sys.path, import from a copy of a repository instead of from it."""
+    before = list(sys.path)
+    if Path(__file__).resolve().parents[2] != root:  # or they would import the amp_track of then
+        paths = (Path(entry or ".").resolve() for entry in before)
+        inside = [path for path in paths if path.is_relative_to(root) and "site-packages" not in path.parts]
+        sys.path[:0] = [str(copy), *(str(copy / path.relative_to(root)) for path in inside)]
+    try:
+        yield
+    finally:
+        sys.path[:] = before

@@ -77,6 +77,7 @@ class FakeStep:
                 phases=tuple(tracker.phases),
                 recurrent=recurrent,
                 values_read=tuple(tracker.values_read),
+                grouped_channels_last=self._job.channels_last and tracker.has_grouped_convolutions,
                 samples=batch_size * self._batches,
                 flops=None if recurrent or tracker.flops is None else tracker.flops // steps,
                 half_flops=tracker.half_flops // steps,

@@ -10,6 +10,7 @@ loaded. Messages of trainings on several GPUs were left out: communication takes
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from dataclasses import dataclass
 
@@ -20,8 +21,8 @@ from amp_track.records.hardware import Hardware
 from amp_track.records.plan import PeakRates, PlanTarget
 
 _GIB = 2**30
-_UNSEEN, _UNSEEN_HOPPER, _UNSEEN_BLACKWELL = (0.2, 0.5), (0.5, 0.75), (0.15, 0.6)
-"""Contexts of GPUs without such a message: the range of others of the generation."""
+_UNSEEN, _UNSEEN_HOPPER, _UNSEEN_BLACKWELL = (0.1, 0.55), (0.5, 0.75), (0.15, 0.9)
+"""Contexts of GPUs without such a message: the range of all GPUs before Hopper, that of Hopper, and a guess."""
 _EAGER_GIB = 1.3, 1.6
 """Memory that the kernels of all libraries take beyond a context, if CUDA loads them eagerly: before torch 1.13 and
 CUDA 11.7, or with CUDA_MODULE_LOADING=EAGER. On an RTX 3090 a context of torch alone then took 1.45 GiB (pytorch#49877)
@@ -41,16 +42,18 @@ class Gpu:
     source: str
     """A GitHub issue with such a message, or "public logs" if its repository is unknown."""
 
-    def range_bytes(self, *, eager: bool = False) -> tuple[int, int]:
+    def range_bytes(self, *, eager: bool | None = None) -> tuple[int, int]:
         """Return the least and the most memory that is available to PyTorch's allocator.
 
-        `eager`: all kernels are loaded at the start.
+        `eager`: all kernels are loaded at the start. Default: if the environment sets CUDA_MODULE_LOADING to EAGER.
         """
+        if eager is None:
+            eager = os.environ.get("CUDA_MODULE_LOADING") == "EAGER"
         kernels = _EAGER_GIB if eager else (0.0, 0.0)
         least = self.memory_gib[0] - self.context_gib[1] - kernels[1]
         return round(least * _GIB), round((self.memory_gib[1] - self.context_gib[0] - kernels[0]) * _GIB)
 
-    def target(self, *, eager: bool = False) -> PlanTarget:
+    def target(self, *, eager: bool | None = None) -> PlanTarget:
         """Return the GPU as a target of a memory plan. The middle of its range is expected."""
         range_bytes = self.range_bytes(eager=eager)
         return PlanTarget(
@@ -205,6 +208,11 @@ sheets (`torch._inductor.analysis.device_info`, 2.14) are not used: the L4 has t
 """
 
 
+_NEAREST = 5
+_NO_DIFFERENCE = re.compile(r"nvidia|tesla|geforce|sxm\d?|pcie|hbm\d?e?|gpu|generation|server|workstation|edition")
+"""Words of a GPU's name that distinguish no two of the table."""
+
+
 def gpu_named(text: str, *, flag: str = "--gpu", otherwise: str = "use --memory-budget") -> Gpu:
     """Return the GPU that a text names: `RTX 4090`, `a100 80gb`, `NVIDIA GeForce RTX 4090`.
 
@@ -217,14 +225,23 @@ def gpu_named(text: str, *, flag: str = "--gpu", otherwise: str = "use --memory-
         otherwise: what to do for a GPU that is not in the table.
     """
     wanted = set(_words(text))
-    found = [gpu for gpu in GPUS if wanted and wanted <= set(_words(gpu.name)) and _may_lack(gpu, wanted)]
+    found = [gpu for gpu in GPUS if _is_named(gpu, wanted)]
     chosen = [gpu for gpu in found if wanted == set(_words(gpu.name))] or found
     if len(chosen) == 1:
         return chosen[0]
     by_words = {" ".join(_words(gpu.name)): gpu.name for gpu in (found or GPUS)}
-    nearest = difflib.get_close_matches(" ".join(_words(text)), by_words, n=len(by_words), cutoff=0.0)
+    nearest = difflib.get_close_matches(" ".join(_words(text)), by_words, n=_NEAREST, cutoff=0.0)
     listed = ", ".join(by_words[words] for words in nearest)
-    raise BadInput(f"{flag}: got {text!r}, expected one of {listed}. For any other GPU {otherwise}.")
+    raise BadInput(f"{flag}: got {text!r}, expected a GPU such as {listed}. For any other GPU {otherwise}.")
+
+
+def _is_named(gpu: Gpu, wanted: set[str]) -> bool:
+    """Return whether all words are those of the GPU, or its nominal memory in GB."""
+    words = set(_words(gpu.name))
+    memory = {
+        word for word in wanted - words if word.isdigit() and gpu.memory_gib[1] <= int(word) < 1.1 * gpu.memory_gib[1]
+    }
+    return bool(wanted & words) and wanted - memory <= words and _may_lack(gpu, wanted)
 
 
 def _may_lack(gpu: Gpu, wanted: set[str]) -> bool:
@@ -234,5 +251,6 @@ def _may_lack(gpu: Gpu, wanted: set[str]) -> bool:
 
 def _words(text: str) -> list[str]:
     """Return the words that distinguish GPUs: `80GB` and `80 gb` become `80`; manufacturers and sockets are dropped."""
-    words = re.findall(r"[a-z0-9]+", re.sub(r"(\d+)\s*gi?b\b", r" \1 ", text.lower()))
-    return [word for word in words if not re.fullmatch(r"nvidia|tesla|geforce|sxm\d?|pcie", word)]
+    text = re.sub(r"(\d+)\s*g(i?b)?\b", r" \1 ", text.lower())
+    text = re.sub(r"\b(rtx|gtx)(?=\d)|(?<=\d)(ti|super)\b", r" \1\2 ", text)  # RTX3080Ti
+    return [word for word in re.findall(r"[a-z0-9]+", text) if not _NO_DIFFERENCE.fullmatch(word)]

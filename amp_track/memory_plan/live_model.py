@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from amp_track.config.job import Job
+from amp_track.memory_plan import torch_internals
 from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.records.errors import BadInput
 from amp_track.training.amp.tensors import map_tensors, samples_in, unwrapped
@@ -148,7 +149,7 @@ def own_loss(output: Any) -> Tensor | None:
 def is_compiled(model: nn.Module) -> bool:
     """Return whether the model or a part of it runs through torch.compile."""
     modules = [model, *unwrapped(model).modules()]
-    return any(hasattr(each, "_orig_mod") or each._compiled_call_impl for each in modules)
+    return any(map(torch_internals.is_compiled, modules))
 
 
 def is_lightning(model: nn.Module) -> bool:
@@ -175,7 +176,7 @@ def _is_plain(batch: Any) -> bool:
 
 def _copy(model: nn.Module, device: str) -> nn.Module:
     """Return a copy with uninitialized tensors on a device, and only those hooks that torch itself needs."""
-    hooks = (each for module in model.modules() for each in _hooks(module))
+    hooks = (each for module in model.modules() for each in torch_internals.hooks(module))
     memo: dict[int, Any] = {id(each): OrderedDict(_own_hooks(each)) for each in hooks}
 
     def empty(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
@@ -187,11 +188,6 @@ def _copy(model: nn.Module, device: str) -> nn.Module:
 
     with mock.patch.object(Tensor, "__deepcopy__", empty), mock.patch.object(nn.Parameter, "__deepcopy__", empty):
         return copy.deepcopy(model, memo)
-
-
-def _hooks(module: nn.Module) -> Iterator[OrderedDict[int, Any]]:
-    """Yield the containers of a module's hooks, which a copy must not run."""
-    return (value for name, value in vars(module).items() if "_hooks" in name and isinstance(value, OrderedDict))
 
 
 def _own_hooks(hooks: OrderedDict[int, Any]) -> Iterator[tuple[int, Any]]:

@@ -71,7 +71,10 @@ class Prediction:
         line: TraceFamily | None = None
         while ceiling - floor > 1:
             line = TraceFamily.through(known[-2], known[-1])
-            guess = self._largest_on(line, target.capacity_bytes, floor, ceiling) if line else (floor + ceiling) // 2
+            if line is not None:
+                guess = self._largest_on(line, target.capacity_bytes, floor, ceiling)
+            else:  # a trace takes longer the larger the batch is, if its operations depend on it
+                guess = min((floor + ceiling) // 2, 2 * max(floor, _TRACED[-1]) - 1)
             if guess + 1 < ceiling and line is not None and guess + 1 <= max(self._ends(line), 1):
                 floor, ceiling, at_floor = guess, guess + 1, line.at(guess) if guess else None
                 break
@@ -94,11 +97,12 @@ class Prediction:
                     ceiling = guess
         if line is None or not line.holds(known[-1]):
             line = TraceFamily.through(known[-2], known[-1])
+        at_most = self._without_fragmentation(line, target.most_bytes, most) if line is not None and floor else None
         return PlannedMaxBatch(
             target=target.name,
             batch_size=floor,
             safe_batch_size=self._safe(line, floor, target.safe_bytes),
-            most_batch_size=max(floor, self._without_fragmentation(line, target.most_bytes, most)),
+            most_batch_size=max(floor, at_most) if at_most is not None else None,
             hole=self._hole(line, floor, target.capacity_bytes),
             bound="max_batch_size" if ceiling > most else "memory",
             peak=self._peak(at_floor, target.capacity_bytes) if at_floor else None,
@@ -129,7 +133,7 @@ class Prediction:
         return bisect_down(lambda size: self._fits_at(line, size, capacity_bytes), above=floor, start=max(bound, floor))
 
     def _safe(self, line: TraceFamily | None, max_batch: int, capacity_bytes: int) -> int:
-        """Return the largest batch that fits this capacity together with those down to a tenth less; 0 if none does."""
+        """Return the largest batch that fits this capacity and has no hole below; 0 if none does."""
         size: int | None = max_batch
         while size:
             size = bisect_down(lambda each: self._fits_at(line, each, capacity_bytes), above=0, start=size)
@@ -140,15 +144,13 @@ class Prediction:
         return 0
 
     def _hole(self, line: TraceFamily | None, size: int, capacity_bytes: int) -> int | None:
-        """Return the largest batch from a tenth below `size` that does not fit; of many, some are tried."""
+        """Return the largest batch down to a tenth below `size` that does not fit; of many, some are tried."""
         below = size // 10
         tried = range(size - 1, size - below - 1, -max(math.ceil(below / (_TRIED if line else _TRACED_FOR_HOLES)), 1))
         return next((each for each in tried if not self._fits_at(line, each, capacity_bytes)), None)
 
-    def _without_fragmentation(self, line: TraceFamily | None, capacity_bytes: int, most: int) -> int:
-        """Return the largest batch up to `most` whose live storages fit, according to the line; 0 without a line."""
-        if line is None:
-            return 0
+    def _without_fragmentation(self, line: TraceFamily, capacity_bytes: int, most: int) -> int:
+        """Return the largest batch up to `most` whose live storages fit, according to the line."""
         return bisect_largest(
             lambda size: (
                 most_alive_bytes(line.first, line.sizes_at(size), rounding_bytes=self._kind.rounding_bytes)

@@ -54,6 +54,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Floating-point operations; None after an operation with an unknown number."""
         self.half_flops = 0
         """The 16-bit part of `flops`."""
+        self.has_grouped_convolutions = False
         self._device_type = device_type
         self._layer = layer
         self._as_cuda = as_cuda
@@ -67,6 +68,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.phases and self.phases[-1].name == "forward":
                 self.values_read[self._layer()] = None
             return False if args[0].dtype is torch.bool else 1.0 if args[0].dtype.is_floating_point else 1
+        if func is aten.convolution.default and args[-1] > 1:
+            self.has_grouped_convolutions = True
         result = func(*args, **(kwargs or {}))
         if self._as_cuda:
             self._count(func, args, kwargs or {}, result)

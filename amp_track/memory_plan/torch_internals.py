@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -50,6 +51,8 @@ try:
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
         torch.UntypedStorage._cdata,
+        torch.nn.Module()._compiled_call_impl is None,
+        torch.nn.Module()._forward_hooks,
         Library._destroy,
     ):
         assert _needed is not None
@@ -223,6 +226,16 @@ def registered_flops(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[
 def convolution_flops(input: Sequence[int], weight: Sequence[int], output: Sequence[int], *, transposed: bool) -> int:
     """Return the floating-point operations of a convolution of these shapes. Relies on `conv_flop_count`."""
     return int(conv_flop_count(list(input), list(weight), list(output), transposed=transposed))
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Return whether a module runs through torch.compile. Relies on `_orig_mod` and `Module._compiled_call_impl`."""
+    return hasattr(module, "_orig_mod") or bool(module._compiled_call_impl)
+
+
+def hooks(module: torch.nn.Module) -> Iterator[OrderedDict[int, Any]]:
+    """Yield the containers of a module's hooks. Relies on their names, such as `Module._forward_hooks`."""
+    return (value for name, value in vars(module).items() if "_hooks" in name and isinstance(value, OrderedDict))
 
 
 def storage_key(tensor: Tensor) -> int:

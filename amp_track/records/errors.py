@@ -73,10 +73,14 @@ class BadOption(BadInput):
     """An option that the workload does not have, or a value that the option does not accept."""
 
     def __init__(self, option: str, problem: str, flag: str = "--set") -> None:
-        super().__init__(f"{flag} {option}: {problem}")
+        super().__init__(f"{flag} {option}: {problem}" if flag in ("--set", "--vary") else f"{flag}: {problem}")
         self.args = (option, problem, flag)  # so that it survives pickling between processes
         self.option = option
         self.problem = problem
+
+
+class UnknownOption(BadOption):
+    """An option that the workload does not have."""
 
 
 class StoreFailed(AmpTrackError):

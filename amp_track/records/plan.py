@@ -75,6 +75,8 @@ class StepTrace:
     """Recurrent layers of the model. The memory that their kernels keep for the backward pass is not traced."""
     values_read: tuple[str, ...] = ()
     """Layers that read the value of a tensor in the forward pass. The trace assumes 1."""
+    grouped_channels_last: bool = False
+    """Whether there are grouped or depthwise convolutions, in channels-last memory format."""
     samples: int = 0  # the samples of all batches of a step
     flops: int | None = None
     """Floating-point operations of a step in matrix products, convolutions and attention; None if some are unknown,
@@ -228,8 +230,9 @@ class PlannedMaxBatch:
     batch_size: int  # the expected max batch; 0 if one sample does not fit
     safe_batch_size: int
     """The largest batch that fits with a margin, as do those down to a tenth less; 0 if there is none."""
-    most_batch_size: int
-    """The largest batch that an allocator without fragmentation has room for, in the most memory seen."""
+    most_batch_size: int | None
+    """The largest batch that an allocator without fragmentation has room for, in the most memory seen; None if one
+    sample does not fit, or if the operations of a step depend on the batch size."""
     hole: int | None = None  # the largest batch within a tenth below `batch_size` that does not fit
     bound: str  # the limit: `memory`, or `max_batch_size`
     peak: PeakMemory | None  # the peak at the max batch; None if nothing fits

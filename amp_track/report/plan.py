@@ -35,15 +35,16 @@ def plan_tables(result: PlanResult) -> list[Table]:
     max_batches = [_max_batches(result)] if result.targets else []
     has_variants = len(result.variants) > 1 and not result.variants[0].is_one_of_several
     variants = [_variants(result)] if has_variants else []
-    return [*max_batches, *_ways(result), *_speeds(result), *variants, _categories(result), _largest(result)]
+    of_first = [_categories(result), _largest(result)] if not result.variants[0].is_one_of_several else []
+    return [*max_batches, *_ways(result), *_speeds(result), *variants, *of_first]
 
 
 def plan_notes(result: PlanResult) -> list[str]:
     notes = list(NOT_MODELLED)
     if result.targets:
         notes.append(
-            f"Safe: this batch and those down to a tenth less fit in {SAFETY_MARGIN:.0%} less than the least memory "
-            "that the GPU may have. At most: more would not fit even without gaps between tensors."
+            f"Safe: fits in {SAFETY_MARGIN:.0%} less than the least memory that the GPU may have, as do the smaller "
+            "batches tried, down to a tenth less. At most: more would not fit even without gaps between tensors."
         )
     if any(" to " in size for plan in result.report.precisions for size in _ranges(plan)):
         notes.append(
@@ -57,9 +58,11 @@ def plan_notes(result: PlanResult) -> list[str]:
         notes.append("Some of these batches fit only because the allocator empties its cache, which costs time.")
     holes = dict.fromkeys((each.batch_size, each.hole) for plan in plans for each in plan.max_batches if each.hole)
     for batch, hole in itertools.islice(holes, _MOST_HOLES):
+        notes.append(f"{hole:,} does not fit although {batch:,} does: its tensors leave larger gaps between them.")
+    if any(plan.trace.grouped_channels_last for plan in plans):
         notes.append(
-            f"{hole:,} does not fit although {batch:,} does, because its tensors leave larger gaps between them. All "
-            "batches down to a tenth below a safe batch fit."
+            "Grouped and depthwise convolutions in channels-last: cuDNN may copy their tensors to another layout, "
+            "which is not included."
         )
     operations = {storage.operation for plan in plans for storage in plan.trace.storages}
     if any(operation.startswith("_scaled_dot_product") for operation in operations):
@@ -145,7 +148,8 @@ def _max_batch_cells(max_batch: PlannedMaxBatch | str) -> Row:
     if max_batch.bound != "memory":
         sizes = f"{max_batch.batch_size:,} ({safe})"
         return sizes, format_bytes(max_batch.peak.reserved_bytes), "no larger batch predicted"
-    sizes = f"{max_batch.batch_size:,} ({safe}, at most {max_batch.most_batch_size:,})"
+    at_most = f", at most {max_batch.most_batch_size:,}" if max_batch.most_batch_size is not None else ""
+    sizes = f"{max_batch.batch_size:,} ({safe}{at_most})"
     return sizes, format_bytes(max_batch.peak.reserved_bytes), "memory"
 
 

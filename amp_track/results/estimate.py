@@ -29,16 +29,16 @@ class Estimate(Shown):
     batch_size: int
     """The samples of the example."""
     peak_bytes: int
-    """What PyTorch's allocator reserves at the batch size of the example. The GPU needs this much free memory."""
+    """Bytes that PyTorch's allocator reserves at the batch size of the example. The GPU needs this much free memory."""
     peak_allocated_bytes: int
-    """What tensors use of it at most, in blocks of the allocator."""
+    """Bytes of it that tensors use at most, in blocks of the allocator."""
     by_kind: Mapping[str, int]
     """The bytes of each category of tensors when most is allocated, largest first."""
     by_layer: Mapping[str, int]
     """The bytes of all tensors at that time by the layer that allocated them, largest first. In parentheses: what
     belongs to no layer."""
     notes: tuple[str, ...] = ()
-    """What limits the prediction."""
+    """Limits of the prediction."""
     predictor: Predictor = field(repr=False, compare=False)
 
     def fits(self, device: str | int) -> bool:

@@ -1,4 +1,4 @@
-"""A plan as a file that a later plan is compared with: which peaks, safe batches and layers have moved."""
+"""A plan as a file that a later plan is compared with, and the peaks, safe batches and layers that have moved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, RootModel, TypeAdapter, ValidationError
 
 from amp_track.config.values import Tolerance
 from amp_track.records.errors import BadInput
-from amp_track.records.plan import PlannedMaxBatch
+from amp_track.records.plan import Category, PlannedMaxBatch
 from amp_track.records.units import format_bytes
 from amp_track.results.plan import PlanResult
 
@@ -26,13 +26,19 @@ class PlannedPeak:
     peak_allocated_bytes: _Bytes
     layers: Mapping[str, _Bytes]
 
+    @property
+    def tensors_bytes(self) -> int:
+        """The peak without workspaces of libraries, which would hide a change of a small model."""
+        return self.peak_allocated_bytes - self.layers.get(f"({Category.WORKSPACES})", 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRecord:
-    """What a plan's check compares."""
+    """The numbers of a plan to compare, and how they were made."""
 
     format: Literal[1] = 1
-    target: str
+    settings: Mapping[str, str]
+    """The target and the given flags, by name."""
     torch: str
     peaks: Mapping[str, PlannedPeak]
     """By precision."""
@@ -40,7 +46,7 @@ class PlanRecord:
     """By GPU or budget, then by precision."""
 
     @classmethod
-    def of(cls, result: PlanResult, *, torch: str) -> PlanRecord:
+    def of(cls, result: PlanResult, *, settings: Mapping[str, str], torch: str) -> PlanRecord:
         """Return the record of a plan without its variants."""
         first = result.variants[0]
         peaks = {
@@ -55,7 +61,7 @@ class PlanRecord:
             target.name: {name: result.max_batch(first, name, target) for name in peaks} for target in result.targets
         }
         return cls(
-            target=result.report.workload,
+            settings=settings,
             torch=torch,
             peaks=peaks,
             safe_batches={
@@ -85,7 +91,7 @@ class PlanRecord:
 class Moved:
     """A peak or a safe batch that differs by more than the tolerance."""
 
-    what: str
+    name: str
     before: int
     now: int
     is_size: bool
@@ -93,45 +99,53 @@ class Moved:
     """The layers that moved most, each with its sizes."""
 
     def __str__(self) -> str:
-        return f"{self.what}: {_change(self.before, self.now, is_size=self.is_size)}"
+        return f"{self.name}: {_change(self.before, self.now, is_size=self.is_size)}"
 
 
 def moves(before: PlanRecord, now: PlanRecord, tolerance: Tolerance, name: str) -> list[Moved]:
-    """Return what has moved since an earlier plan.
+    """Return the peaks and safe batches that have moved since an earlier plan.
 
     Raises:
-        BadInput: one of the two has a precision or a GPU that the other lacks.
+        BadInput: the two were made with other flags.
     """
-    keys = [[record.peaks.keys(), record.safe_batches.keys()] for record in (before, now)]
-    for flag, (earlier, later) in zip(
-        ("--precision", "--gpu or --memory-budget"), zip(*keys, strict=True), strict=True
-    ):
-        if different := sorted(earlier ^ later):
+    for flag in {**before.settings, **now.settings}:
+        earlier_value, value = (record.settings.get(flag, "none") for record in (before, now))
+        if value != earlier_value:
             raise BadInput(
-                f"{flag}: {name} and this plan do not both have {', '.join(different)}. Plan the same ones, or write "
-                "the file again with --update."
+                f"{flag}: {value} here, but {earlier_value} for {name}. Plan with the same flags, or write the file "
+                "again with --update."
             )
     found = []
+    layers = {
+        precision: tuple(_moved_layers(before.peaks[precision], peak)) for precision, peak in now.peaks.items()
+    }  # fmt: skip
     for precision, peak in now.peaks.items():
         earlier = before.peaks[precision]
-        if _has_moved(earlier.peak_allocated_bytes, peak.peak_allocated_bytes, tolerance):
+        if _has_moved(earlier.tensors_bytes, peak.tensors_bytes, tolerance):
             batches = f"{earlier.batch_size:,}"
             batches += f" before, {peak.batch_size:,} now" if peak.batch_size != earlier.batch_size else ""
             found.append(
                 Moved(
-                    what=f"{precision}, peak at batch {batches}",
+                    name=f"{precision}, peak at batch {batches}",
                     before=earlier.peak_allocated_bytes,
                     now=peak.peak_allocated_bytes,
                     is_size=True,
-                    layers=tuple(_moved_layers(earlier, peak)),
+                    layers=layers[precision],
                 )
             )
     for target, batches_now in now.safe_batches.items():
         for precision, batch in batches_now.items():
-            earlier_batch = before.safe_batches[target].get(precision, 0)
+            earlier_batch = before.safe_batches.get(target, {}).get(precision, 0)
             if _has_moved(earlier_batch, batch, tolerance):
-                what = f"{precision}, safe batch on {target}"
-                found.append(Moved(what=what, before=earlier_batch, now=batch, is_size=False))
+                found.append(
+                    Moved(
+                        name=f"{precision}, safe batch on {target}",
+                        before=earlier_batch,
+                        now=batch,
+                        is_size=False,
+                        layers=layers[precision],
+                    )
+                )
     return found
 
 

@@ -60,7 +60,7 @@ class Sender:
         if os.getpid() != self._process:
             _end("a process forked by the workload returned from its code and was ended; end it with os._exit()")
         # The receiver does not know a class that the workload defines.
-        if isinstance(message, BadInput) and type(message) is not BadOption:
+        if isinstance(message, BadInput) and not isinstance(message, BadOption):
             detail = printable(str(getattr(message, "detail", "")))
             message = BadInput(printable(text_of(message), SUMMARY_CHARACTERS), detail)
         try:

@@ -13,7 +13,7 @@ from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job, loads_in_its_own_process
 from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS
-from amp_track.records.errors import BadInput, BadOption
+from amp_track.records.errors import BadInput, BadOption, UnknownOption
 from amp_track.records.units import format_bytes
 from amp_track.targets import source
 
@@ -124,6 +124,11 @@ def given_by_vary(request: Request, names: Collection[str]) -> Iterator[None]:
     except BadOption as error:
         if error.option not in flags:
             raise
+        if isinstance(error, UnknownOption) and flags[error.option] != "--vary":
+            raise BadInput(
+                f"{flags[error.option]} is not an option of {request.job.workload}. It is for models by name, such as "
+                "timm:resnet50."
+            ) from None
         raise BadOption(error.option, error.problem, flags[error.option]) from None
 
 

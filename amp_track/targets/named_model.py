@@ -402,5 +402,7 @@ def _unknown(reference: str, name: str, names: Iterable[str]) -> BadInput:
 
 
 def _near(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=3)
+    by_lower = {each.lower(): each for each in names}
+    wanted = name.lower().rpartition("/")[2]  # hf-hub:timm/resnet18.a1_in1k
+    near = [by_lower[each] for each in difflib.get_close_matches(wanted, by_lower, n=3)]
     return f"Names like it: {', '.join(near)}." if near else "Check its name."

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 from amp_track.config.inspection import TargetInspection
 from amp_track.config.job import Job, JobFolder
-from amp_track.records.errors import AmpTrackError, BadInput, BadOption, describe_type, summary
+from amp_track.records.errors import AmpTrackError, BadInput, BadOption, UnknownOption, describe_type, summary
 from amp_track.records.metrics import is_metric_name
 from amp_track.targets import source
 from amp_track.targets.base import imported, users_traceback
@@ -216,7 +216,7 @@ def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Wo
         if name not in known:
             instead = f"use {_OWN_FLAGS[name]}" if name in _OWN_FLAGS else "see the fields of the class"
             listed = ", ".join(known) or "none: it has no options"
-            raise BadOption(name, f"got {text!r}, expected an option of {reference} ({listed}); {instead}")
+            raise UnknownOption(name, f"got {text!r}, expected an option of {reference} ({listed}); {instead}")
         option = known[name]
         default = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
         values[name] = option_value(name, text, default=default, hint=hints[name])
@@ -280,7 +280,7 @@ def option_value(name: str, text: str, *, default: Any, hint: Any) -> Any:
                 return adapter.validate_python(None)
         return adapter.validate_strings(text)
     except ValidationError as error:
-        expected = getattr(hint, "__name__", hint)
+        expected = f"one of {', '.join(listed)}" if listed else getattr(hint, "__name__", hint)
         problem = f"got {text!r}, expected {expected}; {error.errors()[0]['msg'].lower()}"
         raise BadOption(name, problem) from error
 

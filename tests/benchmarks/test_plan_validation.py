@@ -58,15 +58,17 @@ def test_a_prediction_is_compared_with_its_bracket() -> None:
     assert compared(512, 5000).verdict == "inside", "the ladder ends there"
 
 
-def test_the_summary_counts() -> None:
-    rows = [compared(128, 150, model=str(number)) for number in range(20)]
+def test_the_summary_counts_models_not_rows() -> None:
+    rows = [compared(128, 150, model=str(number)) for number in range(19)]
     rows += [compared(128, 192, safe=180, model="b"), compared(128, 200, safe=192, model="c"), compared(512, 600)]
+    rows += [compared(128, 150, model="c"), compared(128, 0, model="d")]
     summary = summarize(rows)
-    assert summary["rows"] == summary["models"] == 22
-    assert [summary[f"expected_{name}"]["count"] for name in ("inside", "too_high", "too_low")] == [20, 2, 0]
-    assert summary["safe_fails"] == {"count": 1, "of": 22, "low": 0.0012, "high": 0.2284}  # exact, by R's binom.test
+    assert (summary["rows"], summary["models"], summary["rows_inside"]) == (23, 22, 20)
+    assert [summary[f"expected_{name}"]["count"] for name in ("too_high", "too_low")] == [2, 1]
+    assert summary["safe_fails"] == {"count": 1, "of": 22, "low": 0.0012, "high": 0.2284}  # as by R's binom.test
     assert summary["rows_at_512"] == 1
-    assert [miss[0] for miss in summary["misses"]] == ["b", "c"]
+    assert [miss[0] for miss in summary["misses"]] == ["b", "c", "d"]
+    assert summarize([compared(512, 600)])["models"] == 0
 
 
 def test_the_error_within_brackets_is_recovered() -> None:

@@ -38,18 +38,22 @@ def test_a_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> 
             ["--memory-budget", "lots"],
             "--memory-budget: got 'lots', expected a size above 0 with its unit, such as 6GiB",
         ),
-        (["--gpu", "RTX 4091"], "--gpu: got 'RTX 4091', expected one of GeForce RTX 4090, "),
+        (["--gpu", "RTX 4091"], "--gpu: got 'RTX 4091', expected a GPU such as GeForce RTX 4090, "),
         (["--precision", "fp8"], "--precision: got 'fp8', expected names from fp32"),
         (["--tracking-uri", "sqlite:///x.db"], "--tracking-uri requires --track"),
         (["--vary", "depth=2,3", "--set", "depth=2"], "depth is given by both --vary and --set"),
         (["--vary", "depht=2,3"], "--vary depht: got '2', expected an option of "),
         (["--vary", "depth=2,two"], "--vary depth: got 'two', expected int"),
         (["--vary", "depth"], "--vary: got 'depth', expected option=value,value,…"),
-        (["--optimizer", "sgd"], "--optimizer optimizer_name: got 'sgd', expected an option of "),
         (["--frozen", "--vary", "frozen=True"], "frozen is given by both --vary and --frozen. Omit one of the two."),
         (["--image-size", "64", "--set", "image_size=32"], "image_size is given by both --image-size and --set."),
         (["--sequence-length", "0"], "--sequence-length: got '0', expected a whole number of 1 or more"),
         (["--csv", "a.csv"], "--csv requires --memory-budget or --gpu."),
+        (["--csv", "no/a.csv", "--gpu", "T4"], "--csv: no/a.csv cannot be written."),
+        (["--check", "no/a.json", "--update"], "--check: no/a.json cannot be written."),
+        (["--check", f"{'a' * 300}.json"], f"--check: {'a' * 300}.json cannot be read: "),
+        (["--check", "a.json", "--vary", "width=8"], "--vary is not supported with --check or --against"),
+        (["--optimizer", "sgd"], "--optimizer is not an option of "),
         (["timm:test_resnet", "--what-if"], "--what-if requires a single target."),
         (["--update"], "--update requires --check."),
         (["--check", "a.json", "--against", "main"], "--check and --against exclude each other."),
@@ -119,7 +123,7 @@ def test_an_option_that_a_model_by_name_lacks_names_its_flag(amp_track: Command)
     done = amp_track("plan", "timm:pit_ti_224", "--checkpoint-activations")
     problem = "got 'True', but timm:pit_ti_224 does not support it"
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"amp-track: --checkpoint-activations checkpoint_activations: {problem}\n"
+    assert done.stderr == f"amp-track: --checkpoint-activations: {problem}\n"
 
 
 @pytest.mark.slow
@@ -230,33 +234,51 @@ def test_a_check_fails_where_a_peak_has_moved(amp_track: Command, tmp_path: Path
     same = check()
     assert same.returncode == 0, same.stderr
     assert same.stdout.splitlines()[-1] == "No peak and no safe batch has moved by more than 1% since memory.json."
+    other = check("--set", "width=96")
+    assert (other.returncode, other.stdout) == (2, "")
+    assert other.stderr.startswith("amp-track: --set: width=96 here, but none for memory.json.")
+    changed = tmp_path / "workloads.py"
+    changed.write_text(WORKLOADS.read_text().replace("width: int = 64", "width: int = 96"))
     written = (tmp_path / "memory.json").read_bytes()
-    moved = check("--set", "width=96", "--json")
+    (tmp_path / "memory.json").write_bytes(written.replace(str(WORKLOADS).encode(), str(changed).encode()))
+
+    def check_changed(*arguments: str) -> Done:
+        target = (str(changed), "--precision", "fp32", "--memory-budget", "64MiB")
+        return amp_track("plan", *target, "--check", "memory.json", *arguments)
+
+    moved = check_changed("--json")
     assert moved.returncode == 4
     assert "layers.0: " in moved.stderr
     assert moved.stderr.splitlines()[-1].startswith("amp-track: The plan has moved by more than 1% since memory.json")
-    assert {each["what"] for each in json.loads(moved.stdout)["moved"]} == {
+    assert {each["name"] for each in json.loads(moved.stdout)["moved"]} == {
         "fp32, peak at batch 64", "fp32, safe batch on 64MiB",
     }  # fmt: skip
-    assert check("--set", "width=96", "--tolerance", "500%").returncode == 0
-    assert (tmp_path / "memory.json").read_bytes() == written
+    assert check_changed("--tolerance", "500%").returncode == 0
 
 
 @pytest.mark.slow
-def test_a_plan_is_compared_with_that_of_another_commit(amp_track: Command, tmp_path: Path) -> None:
+def test_a_plan_is_compared_with_that_of_another_commit(
+    amp_track: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
     file = tmp_path / "models" / "net.py"
     file.parent.mkdir()
-    file.write_text(WORKLOADS.read_text())
+    file.write_text(WORKLOADS.read_text().replace("width: int = 64", "width: int = WIDTH"))
+    file.write_text(file.read_text().replace("import torch\n", "import torch\nfrom settings.widths import WIDTH\n", 1))
+    widths = tmp_path / "settings" / "widths.py"
+    widths.parent.mkdir()
+    widths.write_text("WIDTH = 64")
+    (tmp_path / "images").symlink_to("/data/images")
+    monkeypatch.syspath_prepend(tmp_path)
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "a net")
     plan = ("plan", "models/net.py", "--precision", "fp32", "--memory-budget", "64MiB", "--against", "HEAD")
     assert amp_track(*plan).returncode == 0
-    file.write_text(file.read_text().replace("width: int = 64", "width: int = 96"))
+    widths.write_text("WIDTH = 96")  # a module that the target imports
     moved = amp_track(*plan)
     assert moved.returncode == 4
     assert "fp32, peak at batch 64: " in moved.stderr

@@ -22,6 +22,18 @@ from amp_track.records.hardware import Hardware
         ("H100", "NVIDIA H100 80GB"),
         ("l40", "NVIDIA L40"),
         ("l40s", "NVIDIA L40S"),
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell"),
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", "GeForce RTX 4060 Laptop"),
+        ("RTX4090", "GeForce RTX 4090"),
+        ("rtx 4090 24gb", "GeForce RTX 4090"),
+        ("RTX3080Ti", "GeForce RTX 3080 Ti"),
+        ("2080 Ti 11GB", "GeForce RTX 2080 Ti"),
+        ("T4 16GB", "Tesla T4"),
+        ("A100-80G", "NVIDIA A100 80GB"),
+        ("H200", "NVIDIA H200 141GB"),
+        ("B200", "NVIDIA B200"),
     ],
 )
 def test_a_name(text: str, name: str) -> None:
@@ -36,13 +48,15 @@ def test_every_gpu(gpu) -> None:
 
 
 def test_an_unknown_gpu_is_told_the_nearest_ones_first() -> None:
-    with pytest.raises(BadInput, match=r"^--gpu: got 'RTX 4091', expected one of GeForce RTX 4090, .*--memory-budget"):
+    with pytest.raises(
+        BadInput, match=r"^--gpu: got 'RTX 4091', expected a GPU such as GeForce RTX 4090, .*--memory-budget"
+    ):
         gpu_named("RTX 4091")
 
 
 @pytest.mark.parametrize("text", ["RTX 4050", "RTX 4060", "RTX 6000", "RTX 3080"])
 def test_another_model_of_the_same_number_is_not_taken(text: str) -> None:
-    with pytest.raises(BadInput, match=f"got '{text}', expected one of"):
+    with pytest.raises(BadInput, match=f"got '{text}', expected a GPU such as"):
         gpu_named(text)
 
 

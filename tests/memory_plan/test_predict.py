@@ -164,6 +164,7 @@ def test_a_safe_batch_has_no_hole_below_and_leaves_a_margin() -> None:
         target(291 * MIB), most=MOST
     )
     assert (found.batch_size, found.hole) == (163, 156)
+    assert found.most_batch_size is not None
     assert found.safe_batch_size < 156 < found.most_batch_size
     for batch in range(round(0.9 * found.safe_batch_size), found.safe_batch_size + 1):
         assert fits(batch, [size * batch for size in per_sample], int(0.96 * 291 * MIB))
@@ -179,6 +180,7 @@ def test_safe_expected_and_at_most_are_in_order(per_sample: list[int], capacity_
     found = Prediction(traced_by(activations, [])).max_batch(
         dataclasses.replace(target(capacity_bytes), range_bytes=range_bytes), most=MOST
     )
+    assert found.most_batch_size is not None
     assert found.safe_batch_size <= found.batch_size <= found.most_batch_size
     if found.most_batch_size < MOST:  # more than all memory is alive
         more = step_of(found.most_batch_size + 1, activations(found.most_batch_size + 1))
@@ -210,5 +212,15 @@ def test_one_sample_is_not_traced() -> None:
     """Batch norm rejects a batch of one sample in training."""
     traced: list[int] = []
     found = Prediction(traced_by(lambda batch: [50 * MIB * batch], traced)).max_batch(target(40 * MIB), most=MOST)
-    assert found.batch_size == 0
+    assert (found.batch_size, found.most_batch_size) == (0, None)
     assert 1 not in traced
+
+
+def test_a_step_whose_operations_depend_on_the_batch_is_traced_at_few_and_no_large_batches() -> None:
+    traced: list[int] = []
+    found = Prediction(traced_by(lambda batch: [2 * MIB] * batch, traced)).max_batch(target(400 * MIB), most=2**24)
+    assert fits(found.batch_size, [2 * MIB] * found.batch_size, 400 * MIB)
+    assert not fits(found.batch_size + 1, [2 * MIB] * (found.batch_size + 1), 400 * MIB)
+    assert found.most_batch_size is None
+    assert max(traced) <= 4 * found.batch_size
+    assert len(set(traced)) < 40

@@ -110,6 +110,8 @@ def test_a_smaller_batch_that_does_not_fit_and_fused_attention_are_noted() -> No
     notes = plan_notes(result_of(dataclasses.replace(plan, max_batches=(hole,), trace=trace)))
     assert any(note.startswith("611 does not fit although 640 does") for note in notes)
     assert any(note.startswith("Attention is fused") for note in notes)
+    grouped = dataclasses.replace(plan, trace=dataclasses.replace(plan.trace, grouped_channels_last=True))
+    assert any(note.startswith("Grouped and depthwise") for note in plan_notes(result_of(grouped)))
 
 
 def test_workspaces_make_a_range_where_they_show() -> None:

@@ -18,7 +18,8 @@ ONE_PERCENT = Tolerance(fraction=0.01)
 
 def record(*, peak_bytes: int = 100 * MIB, safe_batch: int = 200, layers: dict[str, int] | None = None) -> PlanRecord:
     peak = PlannedPeak(batch_size=8, peak_allocated_bytes=peak_bytes, layers=layers or {"0": 60 * MIB, "1": 30 * MIB})
-    return PlanRecord(target="a.py", torch="2.14", peaks={"amp": peak}, safe_batches={"6GiB": {"amp": safe_batch}})
+    settings = {"TARGET": "a.py", "--precision": "amp"}
+    return PlanRecord(settings=settings, torch="2.14", peaks={"amp": peak}, safe_batches={"6GiB": {"amp": safe_batch}})
 
 
 def test_a_peak_that_moved_names_the_layers_that_did_largest_first() -> None:
@@ -42,13 +43,33 @@ def test_only_more_than_the_tolerance_has_moved(before: int, now: int) -> None:
     assert bool(moved) == (abs(now - before) > 0.01 * before)
 
 
-def test_a_precision_or_a_gpu_that_one_of_them_lacks_is_no_move() -> None:
-    other = dataclasses.replace(record(), peaks={"bf16": record().peaks["amp"]})
-    with pytest.raises(BadInput, match=r"^--precision: a.json and this plan do not both have amp, bf16"):
-        moves(record(), other, ONE_PERCENT, "a.json")
-    other = dataclasses.replace(record(), safe_batches={})
-    with pytest.raises(BadInput, match=r"^--gpu or --memory-budget: a.json and this plan do not both have 6GiB"):
-        moves(record(), other, ONE_PERCENT, "a.json")
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"TARGET": "b.py", "--precision": "amp"}, "TARGET: b.py here, but a.py for a.json"),
+        ({"TARGET": "a.py"}, "--precision: none here, but amp for a.json"),
+        ({"TARGET": "a.py", "--precision": "amp", "--set": "width=8"}, "--set: width=8 here, but none for a.json"),
+    ],
+)
+def test_a_plan_with_other_flags_is_no_move(settings: dict[str, str], problem: str) -> None:
+    with pytest.raises(BadInput, match=f"^{problem}"):
+        moves(record(), dataclasses.replace(record(), settings=settings), ONE_PERCENT, "a.json")
+
+
+def test_a_safe_batch_that_moved_names_the_layers_too() -> None:
+    now = record(safe_batch=100, layers={"0": 60 * MIB, "1": 31 * MIB})
+    (moved,) = moves(record(), now, ONE_PERCENT, "a.json")
+    assert (moved.name, moved.before, moved.now) == ("amp, safe batch on 6GiB", 200, 100)
+    assert [layer.partition(":")[0] for layer in moved.layers] == ["1"]
+
+
+def test_workspaces_do_not_hide_the_change_of_a_small_model() -> None:
+    before, now = (
+        record(peak_bytes=size + 100 * MIB, layers={"0": size, "(workspaces)": 100 * MIB})
+        for size in (MIB, MIB + 2**17)
+    )
+    (moved,) = moves(before, now, ONE_PERCENT, "a.json")
+    assert moved.before == 101 * MIB
 
 
 def test_a_file_is_read_as_it_was_written() -> None:
