@@ -129,6 +129,7 @@ def test_an_option_that_a_model_by_name_lacks_names_its_flag(amp_track: Command)
 @pytest.mark.slow
 def test_a_model_by_name_is_measured_on_synthetic_batches(amp_track: Command, tmp_path: Path) -> None:
     small = ["timm:test_resnet", "--memory-budget", "1GiB", "--precision", "fp32", "--set", "image_size=32"]
+    small += ["--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db"]  # MLflow keeps a default one for the whole process
     done = amp_track("max-batch", *small, "--max-batch-size", "2", "--confirm-steps", "0")
     assert (done.returncode, done.stderr) == (2, "amp-track: timm:test_resnet has no data. Add --synthetic.\n")
     assert list(tmp_path.iterdir()) == []
