@@ -32,7 +32,7 @@ def test_the_write_ups_network_and_data() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
 def test_it_learns_in_every_precision(runner: JobRunner, precision: str) -> None:
     """One batch of noise can be learned by heart; a model that is not trained has the noise's variance as its loss."""
-    job = job_of(runner, MLP, {"batches": 1, "width": 64}, batch_size=512, steps=None, epochs=100, learning_rate=0.3)
+    job = job_of(runner, MLP, {"batches": 1, "width": 64}, batch_size=512, steps=None, epochs=100, learning_rate=0.1)
     job_result = job_result_in(runner, job, precision)
     assert job_result.status is JobStatus.FITS, job_result.traceback
     assert job_result.steps == 100
