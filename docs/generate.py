@@ -263,10 +263,11 @@ def plan_validation() -> None:
         f"In {result['rows_inside']} of {result['rows']} rows the expected batch lies between the one that ran and the "
         f"one that failed.\nIt differs from the true one by {mean} on average, with a spread of {spread} (maximum "
         f"likelihood, from the brackets).\nA safe batch is {safe} of the expected one in the median. "
-        f"{result['rows_with_holes']} rows have a batch within a tenth below that is\npredicted not to fit. Of "
-        f"{result['rows_at_512']} rows at the end of the ladder, 512, {result['of_those_predicted_below_512']} are "
-        "predicted below it."
+        f"{result['rows_with_holes']} rows have a batch within a tenth below that is\npredicted not to fit."
     )
+    if at_the_end := result["rows_at_512"]:
+        below = result["of_those_predicted_below_512"]
+        print(f"\nOf {at_the_end} rows at the end of the ladder, 512, {below} are predicted below it.")
 
 
 def plan_misses() -> None:
