@@ -28,7 +28,7 @@ from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_
 
 _FP32_FIRST, _AMP_FIRST = ["fp32", "amp", "tf32", "bf16"], ["amp", "bf16", "fp32", "tf32"]
 _MODELS = ["ResNet18", "Transformer", "Cnn", "UNet", "Lstm"]
-_NETS = ("resnet50", "vit_b_16", "convnext_tiny", "unet", "resnet18", "swin_t", "transformer", "lstm")
+_NETS = ("resnet50", "vit_b_16", "convnext_tiny", "unet", "resnet18", "swin_t", "transformer")
 _STORES = ("mlflow", "optuna")
 
 
