@@ -34,7 +34,8 @@ _PROCESSES = 3
 @interrupted_safely
 def plan(request: Request) -> PlanResult:
     """Predict the memory of a training step. Raises BadInput if the step cannot run on fake tensors."""
-    source.check_reference(request.job.workload)
+    for target in (request.job.workload, *request.more_targets):
+        source.check_reference(target)
     plan_check.check_options(request)
     _check_targets(request)
     result = _planned(request)
@@ -84,7 +85,6 @@ def _write_csv(result: PlanResult, file: Path) -> None:
 
 def _planned(request: Request) -> PlanResult:
     options, effective = request.plan_options, request.max_batch_options.effective_batch_size
-    source.check_reference(request.job.workload)
     for flag, value in (("--experiment", request.stores.experiment), ("--tracking-uri", request.stores.tracking_uri)):
         if value is not None and not options.track:
             raise BadInput(f"{flag} requires --track: a plan is not tracked by default.")

@@ -1,4 +1,4 @@
-"""Estimate the time of a training step from its trace and a GPU's peak rates. A rough estimate: docs/plan.md."""
+"""Estimate the time of a training step, roughly, from its trace and a GPU's peak rates: docs/plan-validation.md."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def seconds_per_step(trace: StepTrace, rates: PeakRates) -> float | None:
 
 def allocated_bytes(trace: StepTrace) -> int:
     """Return the size of all storages that the last step allocates, without workspaces of convolutions."""
-    last_step = trace.phases[-1].step
-    start = next(phase.first_event for phase in trace.phases if phase.step == last_step and phase.name != "model")
-    storages = (trace.storages[event] for event in trace.events[start:] if event >= 0)
+    events = trace.events[trace.last_step[0].first_event :]
+    storages = (trace.storages[event] for event in events if event >= 0)
     return sum(each.size_bytes for each in storages if each.category is not Category.CONVOLUTIONS)

@@ -20,7 +20,9 @@ LARGEST_SHOWN = 10
 SAFETY_MARGIN = 0.04
 """The part of a capacity that a safe batch leaves free: docs/plan-validation.md."""
 SPEED_ERROR, FAR_OFF = 1.25, 0.15
-"""The median error of an estimated speed, as a factor, and the part of models with one above 1.5: docs/plan.md."""
+"""The median error of an estimated speed, as a factor, and the part of models with one above 1.5.
+
+Source: docs/plan-validation.md."""
 LARGEST_PLANNED = 2**24
 """The largest batch to predict unless something limits it: more than anybody trains with."""
 
@@ -92,6 +94,11 @@ class StepTrace:
     def sizes(self) -> list[int]:
         return [storage.size_bytes for storage in self.storages]
 
+    @property
+    def last_step(self) -> list[Phase]:
+        """The phases of the last step, without that in which the model is moved to the device."""
+        return [phase for phase in self.phases if phase.step == self.phases[-1].step and phase.name != "model"]
+
     @functools.cached_property
     def repeated_from(self) -> int | None:
         """The first event of the last step, if every storage of that step is freed in it: it can be repeated."""
@@ -105,15 +112,16 @@ class StepTrace:
 
         The next step repeats the allocations of the last one, except those that stay, such as the optimizer state.
         """
-        last_step = self.phases[-1].step
-        of_step = [phase for phase in self.phases if phase.step == last_step and phase.name != "model"]
+        of_step = self.last_step
         start = of_step[0].first_event
         die = {~event for event in self.events[start:] if event < 0}
         storages, events, phases = list(self.storages), list(self.events), list(self.phases)
         copies: dict[int, int] = {}
         for position, event in enumerate(self.events[start:], start):
             while of_step and of_step[0].first_event == position:
-                phases.append(dataclasses.replace(of_step.pop(0), step=last_step + 1, first_event=len(events)))
+                phases.append(
+                    dataclasses.replace(of_step.pop(0), step=self.phases[-1].step + 1, first_event=len(events))
+                )
             if event in die:
                 copies[event] = len(storages)
                 storages.append(self.storages[event])
