@@ -41,7 +41,7 @@ from amp_track.memory_plan.gpus import RATES
 from amp_track.memory_plan.speed import EFFICIENCY, MOVED_PER_ALLOCATED, allocated_bytes, samples_per_second
 from amp_track.records.plan import StepTrace
 from benchmarks import provenance
-from benchmarks.plan_validation import Published, published
+from benchmarks.plan_validation import Published, family_of, published
 
 RESULT = Path(__file__).parent / "results" / "plan-speed.json"
 PEAK = RATES["GeForce RTX 3090"]
@@ -103,8 +103,6 @@ IN_USE = "sum (in use)"
 
 def traced(folder: Path) -> Iterator[Work]:
     """Yield the work of every row with two traces."""
-    import timm
-
     files: dict[tuple[str, int, str], list[tuple[int, Path]]] = {}
     for file in folder.glob("*.pickle.z"):
         if found := re.fullmatch(r"(.+)-(\d+)-(\w+)-(\d+)\.pickle\.z", file.name):
@@ -115,11 +113,10 @@ def traced(folder: Path) -> Iterator[Work]:
             continue
         if row.model not in known:
             known[row.model] = _convolutions(row.model)
-        family = timm.model_entrypoint(row.model).__module__.removeprefix("timm.models.")
         (start, first), *_, (end, last) = sorted(files[row.key])
         ends = zip(_work(first), _work(last), strict=True)
         at_row = [low + (high - low) * (row.batch_size - start) / (end - start) for low, high in ends]
-        yield Work(row, family, known[row.model], *at_row)
+        yield Work(row, family_of(row.model), known[row.model], *at_row)
 
 
 def _work(file: Path) -> tuple[float, float, float]:
@@ -127,7 +124,7 @@ def _work(file: Path) -> tuple[float, float, float]:
     single, half = PEAK.fp32_tflops * 1e12, (PEAK.half_tflops or 0) * 1e12
     arithmetic = (trace.flops - trace.half_flops) / single + trace.half_flops / half
     traffic = MOVED_PER_ALLOCATED * allocated_bytes(trace) / (PEAK.gb_per_s * 1e9)
-    start = next(phase.first_event for phase in trace.phases if phase.step == trace.phases[-1].step)
+    start = trace.last_step[0].first_event
     return arithmetic, traffic, sum(event >= 0 for event in trace.events[start:])
 
 

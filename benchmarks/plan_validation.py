@@ -108,19 +108,35 @@ def published() -> list[Published]:
     return sorted(rows, key=lambda row: (hashlib.sha1(row.model.encode()).hexdigest(), row.key))
 
 
+def current_name(model: str) -> str | None:
+    """Return the name that timm has for a model today; None if it has removed it."""
+    import timm
+
+    name: str | None = timm.models.get_deprecated_models().get(model, model)
+    return name if name is not None and timm.is_model(name) else None
+
+
+def family_of(model: str) -> str:
+    """Return the module of timm that defines a model, also by an earlier name."""
+    import timm
+
+    name = current_name(model)
+    assert name is not None, "timm has the model"
+    return str(timm.model_entrypoint(name).__module__.removeprefix("timm.models."))
+
+
 def predict(row: Published, traces: Path | None = None) -> Predicted:
     """Predict a row, on the published software: eager kernels, attention in separate operations."""
     os.environ["TIMM_FUSED_ATTN"] = "0"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     warnings.simplefilter("ignore")  # of timm, about names of models
-    import timm
     import torch
 
     torch.set_num_threads(1)
     started = time.monotonic()
-    current = timm.models.get_deprecated_models().get(row.model) or row.model
-    family = timm.model_entrypoint(current).__module__.removeprefix("timm.models.")
-    found = Predicted(model=row.model, image_size=row.image_size, layout=row.layout, family=family)
+    found = Predicted(
+        model=row.model, image_size=row.image_size, layout=row.layout, family=family_of(row.model)
+    )  # fmt: skip
     try:
         max_batch = _max_batch(row, traces)
     except Exception as error:  # of any model of timm
@@ -306,13 +322,10 @@ def _error(known: Sequence[Compared]) -> tuple[float, float]:
 
 def rows_to_predict(models: int | None) -> Iterator[Published]:
     """Yield the rows whose model timm has, of all models or of the first ones."""
-    import timm
-
     warnings.simplefilter("ignore")
     chosen: dict[str, None] = {}
     for row in published():
-        known = timm.models.get_deprecated_models().get(row.model, row.model)  # None: removed
-        if known and timm.is_model(known) and (models is None or len(chosen | {row.model: None}) <= models):
+        if current_name(row.model) and (models is None or len(chosen | {row.model: None}) <= models):
             chosen[row.model] = None
             yield row
 
