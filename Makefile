@@ -64,7 +64,7 @@ published: $(VENV)/installed  ## the five published experiments: claimed and mea
 	$(BIN)/python -m benchmarks.published
 
 finders: $(VENV)/installed-peers  ## finders of the largest batch against each other, into benchmarks/results/
-	$(BIN)/python -m benchmarks.finders
+	$(BIN)/python -m benchmarks.finders $(ARGS)
 
 faults: $(VENV)/installed  ## everything goes wrong that can, 20 times in real processes, into benchmarks/results/: nothing is lost; an hour
 	$(BIN)/python -m benchmarks.faults $(ARGS)

@@ -1,99 +1,102 @@
-"""Compare finders of the max batch, on the same models, within the same budget, in one run.
+"""Compare finders of the max batch, on the same models, within the same budget, from command to answer.
 
-    pip install -e '.[peers]' && python -m benchmarks.finders [--device cpu] [--repeats 3] [--models Cnn,Lstm]
+    pip install -e '.[peers]' && python -m benchmarks.finders [--models Cnn,Lstm] [--precisions fp32,fp32+amp+bf16]
 
-For each of five models (benchmarks/models.py) and each precision: Lightning's batch size scaler (binsearch and power),
-accelerate's find_executable_batch_size, and amp-track max-batch. Each finder runs in a separate process, under the
-same enforced budget. Lightning and accelerate run three training steps per trial. Probes of amp-track run two or more,
-and the confirmation run covers the end of the epoch. Then one fresh process trains an epoch at the answer, and another
-at the answer plus one. The answer is exact if the first completes and the second does not.
+For each of five models (benchmarks/models.py) and each precision: amp-track max-batch, Lightning's batch size scaler
+(binsearch and power), accelerate's find_executable_batch_size, and timm's retry. amp-track also searches several
+precisions in one command. Each finder is a command, under the same enforced budget, and its seconds include the start
+of Python, imports and data. Those of amp-track end with the proof of the answer, after probes, confirmation run and
+repeats; the seconds of the whole command include the timing of batches to recommend. amp-track and Lightning's
+binsearch run in alternating order, `--repeats` times, and the others once.
 
-Writes benchmarks/results/finders-<device>.json and prints it as a table, in Markdown.
+Other finders run three training steps per trial. Probes of amp-track run two or more, and the confirmation run covers
+the end of the epoch. Then one fresh process trains an epoch at each answer, and another at the answer plus one. The
+answer is exact if the first completes and the second does not.
+
+Writes benchmarks/results/finders-<device>.json, for `--beside N` finders-<device>-beside-<N>.json, and prints tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import itertools
 import json
-import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
 from amp_track.runner.runner import JobRunner
+from benchmarks.finder_results import (
+    LIGHTNING,
+    OURS,
+    ROWS,
+    Row,
+    Run,
+    answers_table,
+    seconds_table,
+    several_table,
+    summary,
+)
 from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
 from benchmarks.provenance import provenance, versions
-
-if TYPE_CHECKING:
-    import optuna
+from benchmarks.trial_phases import end_of_proof, seconds_by_part, seconds_by_phase, timed_trials
 
 RESULTS = Path(__file__).parent / "results"
 BUDGETS_MIB = {"Cnn": 512, "Transformer": 256, "Lstm": 128, "UNet": 512, "ResNet18": 512}
 """Budgets on a CPU: the max batches are one to a few hundred samples, which a laptop trains in seconds."""
-OURS = "amp-track"
+PRECISIONS = {"cpu": "fp32,bf16,fp32+amp+bf16", "cuda": "fp32,tf32,amp,bf16,fp32+amp+bf16"}
 
 
-def seconds_of_probes(database: Path, study: str) -> dict[str, dict[str, float]]:
-    """Return by precision the seconds from the first to the last probe, with tracking, and those of the confirmation.
-
-    A confirmation run that rejects a max batch, so that the search continues, counts as a probe.
-    """
-    import optuna
-
-    storage = optuna.storages.RDBStorage(f"sqlite:///{database}")
-    trials = optuna.load_study(study_name=f"{study}/max-batch", storage=storage).get_trials()
-    storage.engine.dispose()
-    found: dict[str, dict[str, float]] = {}
-    for precision in {trial.params["precision"] for trial in trials}:
-        for kind, name in (("probe", "search"), ("confirm", "confirmation")):
-            own = [trial for trial in trials if trial.params["precision"] == precision and _counts_as(trial) == kind]
-            spans = [trial.datetime_complete.timestamp() for trial in own if trial.datetime_complete]
-            starts = [trial.datetime_start.timestamp() for trial in own if trial.datetime_start]
-            found.setdefault(precision, {})[name] = max(spans) - min(starts) if spans else 0.0
-    return found
-
-
-def _counts_as(trial: optuna.trial.FrozenTrial) -> str:
-    kind: str = trial.user_attrs["kind"]
-    return "probe" if kind == "confirm" and not trial.value else kind
-
-
-def run_ours(cases: list[Case]) -> list[dict[str, Any]]:
-    """Run amp-track max-batch on one model at all precisions. Later precisions start from the result of the first."""
-    case = cases[0]
+def run_ours(cases: Sequence[Case]) -> Run:
+    """Run amp-track max-batch on one model at the precisions of all cases."""
+    case, precisions = cases[0], [case.precision for case in cases]
     arguments = [
         "-m", "amp_track", "max-batch", case.workload, "--json", "--epochs", "1", "--device", case.device,
-        "--precision", ",".join(each.precision for each in cases),
+        "--precision", ",".join(precisions),
         *(["--memory-budget", f"{case.budget_mib}MiB"] if case.budget_mib else []),
         *(part for name, value in case.options for part in ("--set", f"{name}={value}")),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
+        started = time.time()
         result, seconds = in_own_process(arguments, folder=folder)
-        if (database := Path(folder) / "optuna.db").exists() and "error" not in result:
-            result["seconds"] = seconds_of_probes(database, result["study"])
-    if "error" in result:
-        return [{"answer": None, "probes": 0, "wall_seconds": seconds, "error": result["error"]} for _ in cases]
-    # One memory plan serves all precisions, so each gets an equal share of its time.
-    planned = (result["plan_seconds"] or 0.0) / len(cases)
-    return [
-        {
-            "answer": result["precisions"][each.precision]["max_batch"],
-            "probes": result["precisions"][each.precision]["probes"],
-            "wall_seconds": result["seconds"][each.precision]["search"] + planned,
-            "plan_seconds": planned,
-            "plan_error": result["precisions"][each.precision]["plan_error"],
-            "confirmation_seconds": result["seconds"][each.precision]["confirmation"],
-            "command_seconds": seconds,
-            "bound": result["precisions"][each.precision]["bound"],
-            "error": None,
-        }
-        for each in cases
-    ]
+        if "error" in result:
+            return Run(answers={}, errors=dict.fromkeys(precisions, result["error"]), command_seconds=seconds)
+        trials = timed_trials(Path(folder) / "optuna.db", result["study"])
+    found = {name: result["precisions"][name] for name in precisions}
+    return Run(
+        answers={name: each.get("max_batch") or None for name, each in found.items()},
+        errors={
+            name: why for name, each in found.items() if (why := each.get("why_unsupported") or each.get("skipped"))
+        },
+        probes={name: each["probes"] for name, each in found.items() if "probes" in each},
+        command_seconds=seconds,
+        proof_seconds=end_of_proof(trials) - started,
+        plan_seconds=result["plan_seconds"],
+        phases=seconds_by_phase(trials)
+        | {"start": trials[0].started - started, "end": started + seconds - trials[-1].ended},
+        parts=seconds_by_part(trials),
+    )
+
+
+def run_peer(case: Case, finder: str) -> Run:
+    """Run another finder."""
+    with tempfile.TemporaryDirectory() as folder:
+        result, seconds = in_own_process(peer_command(case, finder), folder=folder)
+    return Run(
+        answers={case.precision: result.get("answer")},
+        errors={case.precision: result["error"]} if result["error"] else {},
+        probes={case.precision: result.get("probes", 0)},
+        command_seconds=seconds,
+        search_seconds=result.get("search_seconds"),
+    )
 
 
 class Checker:
@@ -108,128 +111,126 @@ class Checker:
         self._job = resolve(job, self._runner.inspect(job))
         self._statuses: dict[int, str] = {}
 
-    def status(self, batch_size: int) -> str:
+    def at_and_above(self, answer: int) -> tuple[str, str]:
+        """Return how an epoch ends at an answer, and at one more."""
+        return self._status(answer), self._status(answer + 1)
+
+    def _status(self, batch_size: int) -> str:
         if batch_size not in self._statuses:
             job_result = self._runner.run(dataclasses.replace(self._job, batch_size=batch_size))
             self._statuses[batch_size] = str(job_result.status)
         return self._statuses[batch_size]
 
 
-def compare(cases: list[Case], repeats: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Run all finders on one model, in turns: amp-track `repeats` times, the others once."""
-    rows: list[dict[str, Any]] = []
-    ours: list[list[dict[str, Any]]] = []
-    for turn in range(max(repeats, len(PEERS))):
-        if turn < repeats:
-            ours.append(run_ours(cases))
-            say(f"  {OURS}: {[(r['answer'], r['probes'], round(r['wall_seconds'], 1), r['error']) for r in ours[-1]]}")
-        for case in cases if turn < len(PEERS) else []:
-            finder = PEERS[turn]
-            with tempfile.TemporaryDirectory() as folder:
-                result, seconds = in_own_process(peer_command(case, finder), folder=folder)
-            result |= {"command_seconds": seconds}
-            rows.append(dataclasses.asdict(case) | {"finder": finder, "runs": [result]})
-            say(f"  {finder} {case.precision}: {result}")
-    for index, case in enumerate(cases):
-        rows.append(dataclasses.asdict(case) | {"finder": OURS, "runs": [run[index] for run in ours]})
-        checker = Checker(case)
-        for row in rows:
-            answer = row["runs"][0].get("answer")
-            if row["precision"] == case.precision and answer is not None:
-                row["at_the_answer"] = checker.status(answer)
-                row["at_one_more"] = checker.status(answer + 1)
-    return rows
+def compare(
+    model: str, budget_mib: int | None, device: str, commands: Sequence[tuple[str, ...]],
+    *, finders: Sequence[str], repeats: int, say: Callable[[str], None],
+) -> list[Row]:  # fmt: skip
+    """Run the finders on one model in turns, every other turn in reverse order, and check their answers."""
+    all_runs = [
+        (precisions, finder)
+        for precisions in commands
+        for finder in (OURS, *PEERS)
+        if finder in finders and (finder == OURS or len(precisions) == 1)
+    ]
+    runs = defaultdict[tuple[tuple[str, ...], str], list[Run]](list)
+    for turn in range(repeats):
+        for precisions, finder in all_runs if turn % 2 == 0 else reversed(all_runs):
+            if turn and finder not in (OURS, LIGHTNING):
+                continue
+            cases = [Case(model, precision, budget_mib, device) for precision in precisions]
+            run = run_ours(cases) if finder == OURS else run_peer(cases[0], finder)
+            runs[precisions, finder].append(run)
+            times = f"{run.answer_seconds:.1f} of {run.command_seconds:.1f} s"
+            say(f"  {finder} {','.join(precisions)}: {run.answers} {times} {run.errors or ''}")
+    rows = [
+        Row(model=model, device=device, budget_mib=budget_mib, precisions=key[0], finder=key[1], runs=tuple(runs[key]))
+        for key in all_runs
+    ]
+    checkers = {
+        name: Checker(Case(model, name, budget_mib, device)) for name in dict.fromkeys(itertools.chain(*commands))
+    }
+    return [dataclasses.replace(row, checks=_checks(row, checkers)) for row in rows]
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of amp-track over all cases, and its wall time over that of Lightning's binary search."""
-    ours = [row for row in rows if row["finder"] == OURS]
-    probes = [run["probes"] for row in ours for run in row["runs"]]
-    ratios = []
-    for row in ours:
-        peer = next(
-            other for other in rows
-            if other["finder"] == PEERS[0] and all(other[k] == row[k] for k in ("model", "precision", "budget_mib"))
-        )  # fmt: skip
-        if peer["runs"][0].get("answer") is not None:
-            wall = statistics.median(run["wall_seconds"] for run in row["runs"])
-            ratios.append(wall / peer["runs"][0]["wall_seconds"])
+def _checks(row: Row, checkers: dict[str, Checker]) -> dict[str, dict[int, tuple[str, str]]]:
     return {
-        "probes_median": statistics.median(probes),
-        "probes_most": max(probes),
-        "exact": sum(is_exact(row) for row in ours),
-        "agreeing": sum(len({run["answer"] for run in row["runs"]}) == 1 for row in ours),
-        "cases": len(ours),
-        "wall_over_lightning_binsearch": sorted(ratios),
-        "wall_over_lightning_binsearch_median": statistics.median(ratios) if ratios else None,
+        name: {answer: checkers[name].at_and_above(answer) for answer in row.answers(name)} for name in row.precisions
     }
 
 
-def is_exact(row: dict[str, Any]) -> bool:
-    return row.get("at_the_answer") == "fits" and row.get("at_one_more") in ("oom", "kernel_limit", "over_dataset")
-
-
-def markdown(result: dict[str, Any]) -> str:
-    finders = (OURS, *PEERS)
-    lines = ["| model, precision | " + " | ".join(finders) + " |", "|---" * (len(finders) + 1) + "|"]
-    keys = dict.fromkeys((row["model"], row["precision"], row["budget_mib"]) for row in result["rows"])
-    for model, precision, budget in keys:
-        cells = []
-        for finder in finders:
-            row = next(
-                r for r in result["rows"]
-                if (r["model"], r["precision"], r["budget_mib"], r["finder"]) == (model, precision, budget, finder)
-            )  # fmt: skip
-            cells.append(_cell(row))
-        within = f"{budget} MiB" if budget else "all GPU memory"
-        lines.append(f"| {model} {precision}, {within} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _cell(row: dict[str, Any]) -> str:
-    runs = row["runs"]
-    if runs[0].get("answer") is None:
-        return f"failed: {runs[0]['error']}"
-    seconds = statistics.median(run["wall_seconds"] for run in runs)
-    probes = "/".join(str(probes) for probes in sorted({run["probes"] for run in runs}))
-    mark = "exact" if is_exact(row) else "**fails**" if row["at_the_answer"] != "fits" else "more fit"
-    return f"{runs[0]['answer']} {mark}, {probes} probes, {seconds:.1f} s"
-
-
-def keep(file: Path, model: str, rows: list[dict[str, Any]], repeats: int) -> None:
-    """Store the rows of one model. Rows of other models stay."""
+def keep(file: Path, rows: list[Row], *, beside: int) -> None:
+    """Store rows. Those of other models, precisions and finders stay."""
+    one = Job(workload="benchmarks.models:Cnn", device=rows[0].device)
+    result = provenance(JobRunner(one.workload).inspect(one)) | {"beside": beside}
+    result["versions"] |= versions("lightning", "accelerate", "timm", "optuna")
     if file.exists():
-        rows = [row for row in json.loads(file.read_text())["rows"] if row["model"] != model] + rows
-    rows.sort(key=lambda row: list(BUDGETS_MIB).index(row["model"]))
-    one = Job(workload="benchmarks.models:Cnn", device=rows[0]["device"])
-    result = provenance(JobRunner(one.workload).inspect(one)) | {"repeats": repeats}
-    result["versions"] |= versions("lightning", "accelerate", "optuna")
+        stored = json.loads(file.read_text())
+        if stored["device"] != result["device"]:
+            sys.exit(f"{file} was measured on {stored['device']}, this is {result['device']}: move it first")
+        keys = {row.key for row in rows}
+        rows = [row for row in ROWS.validate_python(stored["rows"]) if row.key not in keys] + rows
+    rows.sort(key=lambda row: list(BUDGETS_MIB).index(row.model))
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(result | {"summary": summary(rows), "rows": rows}, indent=2) + "\n")
+    result |= {"summary": summary(rows), "rows": ROWS.dump_python(rows, mode="json")}
+    file.write_text(json.dumps(result, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Keep this many cores busy."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def result_file(device: str, beside: int = 0) -> Path:
+    return RESULTS / f"finders-{device.replace(':', '')}{f'-beside-{beside}' if beside else ''}.json"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of amp-track max-batch per model (default 3)")
     parser.add_argument(
-        "--models", default=",".join(BUDGETS_MIB), help="comma-separated (default: all); results of other models stay"
+        "--repeats", type=int, default=3, help="runs of amp-track and of Lightning's binsearch (default 3)"
     )
-    parser.add_argument("--table", action="store_true", help="print the table of stored results without measuring")
+    parser.add_argument(
+        "--models", default=",".join(BUDGETS_MIB), help="comma-separated (default: all); other results stay"
+    )
+    parser.add_argument(
+        "--precisions", help="comma-separated, with + for one command (default fp32,bf16,fp32+amp+bf16)"
+    )
+    parser.add_argument("--finders", default=",".join((OURS, *PEERS)), help="comma-separated (default: all)")
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="run N busy loops meanwhile (default 0)")
+    parser.add_argument("--table", action="store_true", help="print the tables of stored results without measuring")
     arguments = parser.parse_args()
-    file = RESULTS / f"finders-{arguments.device.replace(':', '')}.json"
+    file = result_file(arguments.device, arguments.beside)
     if not arguments.table:
-        precisions = ("fp32", "bf16") if arguments.device == "cpu" else ("fp32", "tf32", "amp", "bf16")
+        asked = arguments.precisions or PRECISIONS[arguments.device.partition(":")[0]]
+        commands = [tuple(each.split("+")) for each in asked.split(",")]
         for model in arguments.models.split(","):
-            rows = []
             for budget in [BUDGETS_MIB[model]] if arguments.device == "cpu" else GPU_BUDGETS_MIB:
                 print(model, budget or "whole device", file=sys.stderr)
-                cases = [Case(model, precision, budget, arguments.device) for precision in precisions]
-                rows += compare(cases, arguments.repeats, lambda line: print(line, file=sys.stderr, flush=True))
-            keep(file, model, rows, arguments.repeats)
+                with busy_loops(arguments.beside):
+                    rows = compare(
+                        model, budget, arguments.device, commands,
+                        finders=arguments.finders.split(","), repeats=arguments.repeats,
+                        say=lambda line: print(line, file=sys.stderr, flush=True),
+                    )  # fmt: skip
+                keep(file, rows, beside=arguments.beside)
     result = json.loads(file.read_text())
-    print(markdown(result))
-    print(json.dumps(result["summary"], indent=2))
+    rows = ROWS.validate_python(result["rows"])
+    print(
+        answers_table(rows),
+        several_table(rows),
+        seconds_table(rows),
+        json.dumps(result["summary"], indent=2),
+        sep="\n\n",
+    )
 
 
 if __name__ == "__main__":

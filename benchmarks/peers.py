@@ -1,4 +1,4 @@
-"""Other finders of the max batch, each run in a separate process: those of Lightning and accelerate.
+"""Other finders of the max batch, each run in a separate process: those of Lightning, accelerate and timm.
 
     python -m benchmarks.peers FINDER CASE
 
@@ -25,7 +25,8 @@ GPU_SAMPLES = {6144: 2**16, None: 2**20}
 GPU_DISTINCT = 256
 """The number of generated samples, which are repeated."""
 STEPS = 3
-PEERS = ("lightning binsearch", "lightning power", "accelerate")
+PEERS = ("lightning binsearch", "lightning power", "accelerate", "timm")
+_IMPORTS = {"lightning": "lightning.pytorch", "accelerate": "accelerate.utils", "timm": "timm.utils"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +55,10 @@ class Case:
 
 
 def run_peer(case: Case, finder: str) -> dict[str, Any]:
-    """Return the answer of a finder, its number of trials and its time, without imports and data."""
-    # Imports count neither as time nor as memory of the finder. The first optimizer step would import torch._dynamo.
-    importlib.import_module("lightning.pytorch" if finder.startswith("lightning") else "accelerate.utils")
+    """Return the answer of a finder, its number of trials, and the seconds of its search without imports and data."""
+    library = finder.partition(" ")[0]
+    # Imports do not count as memory of the finder. The first optimizer step would import torch._dynamo.
+    importlib.import_module(_IMPORTS[library])
     import torch
     import torch._dynamo
 
@@ -67,7 +69,7 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
 
     workload: Any = load_workload(case.workload, case.options)
     data, eval_data = workload.train_data(), workload.eval_data()
-    search = _lightning if finder.startswith("lightning") else _accelerate
+    search = {"lightning": _lightning, "accelerate": _accelerate, "timm": _timm}[library]
     with float32_precision(Precision.named(case.precision)):
         if case.device != "cpu":
             torch.zeros(1, device=case.device)
@@ -84,7 +86,7 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
         return {
             "answer": answer,
             "probes": len(trials),
-            "wall_seconds": time.perf_counter() - started,
+            "search_seconds": time.perf_counter() - started,
             "error": error,
         }
 
@@ -132,30 +134,54 @@ def _lightning(case: Case, finder: str, workload: Any, data: Any, eval_data: Any
 
 def _accelerate(case: Case, finder: str, workload: Any, data: Any, eval_data: Any, trials: list[int]) -> int:
     """Start at the size of the dataset: the finder only decreases the batch size, by default from 128."""
-    import torch
     from accelerate.utils import find_executable_batch_size
+
+    @find_executable_batch_size(starting_batch_size=len(data))
+    def train(batch_size: int) -> int:
+        trials.append(batch_size)
+        _train(case, workload, data, batch_size)
+        return batch_size
+
+    return int(train())
+
+
+def _timm(case: Case, finder: str, workload: Any, data: Any, eval_data: Any, trials: list[int]) -> int:
+    """Retry with smaller batches like timm's benchmark.py, which starts at 256. Start at the size of the dataset."""
+    import torch
+    from timm.utils.decay_batch import check_batch_size_retry, decay_batch_step
+
+    batch_size = len(data)
+    while batch_size:
+        trials.append(batch_size)
+        try:
+            torch.cuda.empty_cache()
+            _train(case, workload, data, batch_size)
+            return batch_size
+        except RuntimeError as error:
+            if not check_batch_size_retry(str(error)):
+                raise
+        batch_size = decay_batch_step(batch_size)
+    raise RuntimeError("no batch size ran")
+
+
+def _train(case: Case, workload: Any, data: Any, batch_size: int) -> None:
+    """Make some training steps on a new model, as a script without a trainer does."""
+    import torch
     from torch.utils.data import DataLoader
 
     from amp_track.config.precisions import Precision
 
     precision = Precision.named(case.precision)
-
-    @find_executable_batch_size(starting_batch_size=len(data))
-    def train(batch_size: int) -> int:
-        trials.append(batch_size)
-        model = workload.model().to(case.device)
-        optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
-        scaler = torch.amp.GradScaler(case.device, enabled=case.precision == "amp")
-        for _, (inputs, targets) in zip(range(STEPS), DataLoader(data, batch_size, shuffle=True), strict=False):
-            with precision.autocast(case.device):
-                loss = workload.loss(model(inputs.to(case.device)), targets.to(case.device))
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        return batch_size
-
-    return int(train())
+    model = workload.model().to(case.device)
+    optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
+    scaler = torch.amp.GradScaler(case.device, enabled=case.precision == "amp")
+    for _, (inputs, targets) in zip(range(STEPS), DataLoader(data, batch_size, shuffle=True), strict=False):
+        with precision.autocast(case.device):
+            loss = workload.loss(model(inputs.to(case.device)), targets.to(case.device))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
 
 
 def peer_command(case: Case, finder: str) -> list[str]:

@@ -31,7 +31,7 @@ from examples import EXAMPLES, read_record, run_and_record  # noqa: E402
 from amp_track import cli  # noqa: E402
 from amp_track.config.commands import FLAGS  # noqa: E402
 from amp_track.records import errors  # noqa: E402
-from benchmarks import finders, growth, overhead, server, trials  # noqa: E402
+from benchmarks import finder_results, growth, overhead, server, trials  # noqa: E402
 from benchmarks.faults import faults  # noqa: E402
 from benchmarks.faults import results as fault_results  # noqa: E402
 from benchmarks.gpu import stages, tables  # noqa: E402
@@ -142,21 +142,27 @@ def search_summary() -> None:
 
 
 def finders_table(device: str) -> None:
-    """Print a table of the finders of the max batch, and the figures over all cases."""
+    """Print the answers and times of the finders of the max batch, and the figures over all cases."""
     result = _result(f"finders-{device}")
-    found = result["summary"]
-    ratios = found["wall_over_lightning_binsearch"]
-    print(finders.markdown(result).replace("failed: no output", "failed: its process died"))
-    print(
-        f"\n*{_made_on(result, 'torch', 'lightning', 'accelerate')}; amp-track n={result['repeats']}, the others n=1*"
-    )
-    print(
-        f"\namp-track: exact in {found['exact']} of {found['cases']} cases, and in {found['agreeing']} "
-        f"the same in all {result['repeats']} runs; {found['probes_median']:g} probes in the median, "
-        f"{found['probes_most']} at most; its seconds are {found['wall_over_lightning_binsearch_median']:.2f} × those "
-        f"of Lightning's binary search in the median of the {len(ratios)} cases that it answered "
-        f"({ratios[0]:.2f} to {ratios[-1]:.2f})."
-    )
+    rows, figures = finder_results.ROWS.validate_python(result["rows"]), result["summary"]
+    print(finder_results.answers_table(rows))
+    runs = finder_results.runs_in_words(rows)
+    print(f"\n*{_made_on(result, 'torch', 'lightning', 'accelerate', 'timm')}; {runs}*")
+    print(f"\namp-track: {finder_results.sentences(figures['one'])}")
+    if "several" in figures:
+        print(f"\nThree precisions in one command:\n\n{finder_results.several_table(rows)}")
+        print(f"\namp-track: {finder_results.sentences(figures['several'])}")
+    print(f"\nThe seconds of amp-track, medians of the models:\n\n{finder_results.seconds_table(rows)}")
+    for file in sorted(RESULTS.glob(f"finders-{device}-beside-*.json")):
+        busy = json.loads(file.read_text())
+        exact = [
+            f"{found['exact_runs']} of {found['runs']}"
+            for found in map(busy["summary"].get, ("one", "several"))
+            if found
+        ]
+        print(
+            f"\nBeside {busy['beside']} busy loops, {' and '.join(exact)} runs are exact ({_made_on(busy, 'torch')})."
+        )
 
 
 def overhead_table(device: str) -> None:

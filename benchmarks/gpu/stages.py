@@ -154,22 +154,23 @@ def max_batch(machine: Machine) -> list[Measurement]:
 def _fit(case: Case, *, smoke: bool) -> dict[str, Any]:
     """Run `amp-track max-batch`; precisions of one process share a study."""
     import amp_track
-    from benchmarks.finders import seconds_of_probes
+    from benchmarks.trial_phases import seconds_by_phase, timed_trials
 
     result = amp_track.max_batch(
         case.workload, device=case.device, precision=[case.precision], memory_budget=case.budget_bytes, epochs=1,
         set=dict(case.options), max_batch_size=4 if smoke else None, study="max-batch",
         confirm_steps=2 if smoke else 8,  # enough for what takes memory; an epoch of every model takes too long
     )  # fmt: skip
-    seconds = seconds_of_probes(Path("optuna.db"), result.study)[case.precision]
-    return {**result.precisions[case.precision].as_json(), "probe_seconds": seconds["search"]}
+    trials = [one for one in timed_trials(Path("optuna.db"), result.study) if one.precision == case.precision]
+    seconds = seconds_by_phase(trials)["probes"]
+    return {**result.precisions[case.precision].as_json(), "probe_seconds": seconds}
 
 
 def _search_with_lightning(case: Case, *, smoke: bool) -> dict[str, Any]:
     """Return the answer of Lightning, or its error, which counts as measured because it would occur again."""
     with tempfile.TemporaryDirectory() as folder:
         result, _ = in_own_process(peer_command(case, PEERS[0]), folder=folder, limit_seconds=170.0)
-    names = {"max_batch": "answer", "probes": "probes", "probe_seconds": "wall_seconds", "error": "error"}
+    names = {"max_batch": "answer", "probes": "probes", "probe_seconds": "search_seconds", "error": "error"}
     return {name: result.get(theirs) for name, theirs in names.items()}
 
 
