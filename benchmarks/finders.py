@@ -4,14 +4,14 @@
 
 For each of five models (benchmarks/models.py) and each precision: amp-track max-batch, Lightning's batch size scaler
 (binsearch and power), accelerate's find_executable_batch_size, and timm's retry. amp-track also searches several
-precisions in one command. Each finder is a command, under the same enforced budget, and its seconds include the start
-of Python, imports and data. Those of amp-track end with the proof of the answer, after probes, confirmation run and
-repeats; the seconds of the whole command include the timing of batches to recommend. amp-track and Lightning's
-binsearch run in alternating order, `--repeats` times, and the others once.
+precisions in one command, which share start, data and memory plan. Each finder is a command, under the same enforced
+budget, and its seconds include the start of Python, imports and data. Those of amp-track end with the proof of the
+answer, after probes, confirmation run and repeats; the seconds of the whole command include the timing of batches to
+recommend. amp-track and Lightning's binsearch run in alternating order, `--repeats` times, and the others once.
 
 Other finders run three training steps per trial. Probes of amp-track run two or more, and the confirmation run covers
-the end of the epoch. Then one fresh process trains an epoch at each answer, and another at the answer plus one. The
-answer is exact if the first completes and the second does not.
+the end of the epoch. Then one fresh process trains an epoch at each answer, and another at the answer plus one, unless
+a larger batch has run. The answer is exact if the first completes and the second does not.
 
 Writes benchmarks/results/finders-<device>.json, for `--beside N` finders-<device>-beside-<N>.json, and prints tables.
 """
@@ -33,6 +33,7 @@ from pathlib import Path
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
+from amp_track.config.precisions import PRECISIONS
 from amp_track.runner.runner import JobRunner
 from benchmarks.finder_results import (
     LIGHTNING,
@@ -52,7 +53,12 @@ from benchmarks.trial_phases import end_of_proof, seconds_by_part, seconds_by_ph
 RESULTS = Path(__file__).parent / "results"
 BUDGETS_MIB = {"Cnn": 512, "Transformer": 256, "Lstm": 128, "UNet": 512, "ResNet18": 512}
 """Budgets on a CPU: the max batches are one to a few hundred samples, which a laptop trains in seconds."""
-PRECISIONS = {"cpu": "fp32,bf16,fp32+amp+bf16", "cuda": "fp32,tf32,amp,bf16,fp32+amp+bf16"}
+COMMANDS = {"cpu": "fp32,bf16,fp32+amp+bf16", "cuda": "fp32,tf32,amp,bf16,fp32+amp+bf16"}
+"""The precisions of each command, by device."""
+CONVOLUTIONAL = ("Cnn", "UNet", "ResNet18")
+CONVOLUTIONAL_COMMANDS = "fp32,bf16,fp32+bf16"
+"""On a CPU, float16 convolutions are emulated: the backward pass of Cnn takes 5.0 s for a batch of 32, and 0.07 s in
+float32 (Intel Xeon with avx512_fp16, torch 2.14.1). So fp32 and bf16 share a command there."""
 
 
 def run_ours(cases: Sequence[Case]) -> Run:
@@ -112,8 +118,9 @@ class Checker:
         self._statuses: dict[int, str] = {}
 
     def at_and_above(self, answer: int) -> tuple[str, str]:
-        """Return how an epoch ends at an answer, and at one more."""
-        return self._status(answer), self._status(answer + 1)
+        """Return how an epoch ends at an answer, and at one more or at a larger batch that is known to run."""
+        larger_runs = any(size > answer and status == "fits" for size, status in self._statuses.items())
+        return self._status(answer), "fits" if larger_runs else self._status(answer + 1)
 
     def _status(self, batch_size: int) -> str:
         if batch_size not in self._statuses:
@@ -147,16 +154,21 @@ def compare(
         Row(model=model, device=device, budget_mib=budget_mib, precisions=key[0], finder=key[1], runs=tuple(runs[key]))
         for key in all_runs
     ]
-    checkers = {
-        name: Checker(Case(model, name, budget_mib, device)) for name in dict.fromkeys(itertools.chain(*commands))
-    }
-    return [dataclasses.replace(row, checks=_checks(row, checkers)) for row in rows]
+    checks = {name: _checks(Case(model, name, budget_mib, device), rows) for name in set(itertools.chain(*commands))}
+    return [
+        dataclasses.replace(
+            row,
+            checks={name: {answer: checks[name][answer] for answer in row.answers(name)} for name in row.precisions},
+        )
+        for row in rows
+    ]
 
 
-def _checks(row: Row, checkers: dict[str, Checker]) -> dict[str, dict[int, tuple[str, str]]]:
-    return {
-        name: {answer: checkers[name].at_and_above(answer) for answer in row.answers(name)} for name in row.precisions
-    }
+def _checks(case: Case, rows: Sequence[Row]) -> dict[int, tuple[str, str]]:
+    """Check the answers of all rows at a precision, the largest first."""
+    checker = Checker(case)
+    answers = {answer for row in rows for answer in row.answers(case.precision)}
+    return {answer: checker.at_and_above(answer) for answer in sorted(answers, reverse=True)}
 
 
 def keep(file: Path, rows: list[Row], *, beside: int) -> None:
@@ -170,10 +182,14 @@ def keep(file: Path, rows: list[Row], *, beside: int) -> None:
             sys.exit(f"{file} was measured on {stored['device']}, this is {result['device']}: move it first")
         keys = {row.key for row in rows}
         rows = [row for row in ROWS.validate_python(stored["rows"]) if row.key not in keys] + rows
-    rows.sort(key=lambda row: list(BUDGETS_MIB).index(row.model))
+    rows.sort(key=lambda row: (list(BUDGETS_MIB).index(row.model), len(row.precisions), _order(row.precisions)))
     file.parent.mkdir(exist_ok=True)
     result |= {"summary": summary(rows), "rows": ROWS.dump_python(rows, mode="json")}
     file.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _order(precisions: tuple[str, ...]) -> list[int]:
+    return [PRECISIONS.index(name) for name in precisions]
 
 
 @contextlib.contextmanager
@@ -190,6 +206,10 @@ def busy_loops(count: int) -> Iterator[None]:
 
 def result_file(device: str, beside: int = 0) -> Path:
     return RESULTS / f"finders-{device.replace(':', '')}{f'-beside-{beside}' if beside else ''}.json"
+
+
+def _default_commands(model: str, device: str) -> str:
+    return CONVOLUTIONAL_COMMANDS if device == "cpu" and model in CONVOLUTIONAL else COMMANDS[device]
 
 
 def main() -> None:
@@ -209,19 +229,18 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the tables of stored results without measuring")
     arguments = parser.parse_args()
     file = result_file(arguments.device, arguments.beside)
-    if not arguments.table:
-        asked = arguments.precisions or PRECISIONS[arguments.device.partition(":")[0]]
+    for model in arguments.models.split(",") if not arguments.table else []:
+        asked = arguments.precisions or _default_commands(model, arguments.device.partition(":")[0])
         commands = [tuple(each.split("+")) for each in asked.split(",")]
-        for model in arguments.models.split(","):
-            for budget in [BUDGETS_MIB[model]] if arguments.device == "cpu" else GPU_BUDGETS_MIB:
-                print(model, budget or "whole device", file=sys.stderr)
-                with busy_loops(arguments.beside):
-                    rows = compare(
-                        model, budget, arguments.device, commands,
-                        finders=arguments.finders.split(","), repeats=arguments.repeats,
-                        say=lambda line: print(line, file=sys.stderr, flush=True),
-                    )  # fmt: skip
-                keep(file, rows, beside=arguments.beside)
+        for budget in [BUDGETS_MIB[model]] if arguments.device == "cpu" else GPU_BUDGETS_MIB:
+            print(model, budget or "whole device", file=sys.stderr)
+            with busy_loops(arguments.beside):
+                rows = compare(
+                    model, budget, arguments.device, commands,
+                    finders=arguments.finders.split(","), repeats=arguments.repeats,
+                    say=lambda line: print(line, file=sys.stderr, flush=True),
+                )  # fmt: skip
+            keep(file, rows, beside=arguments.beside)
     result = json.loads(file.read_text())
     rows = ROWS.validate_python(result["rows"])
     print(

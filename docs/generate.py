@@ -150,7 +150,7 @@ def finders_table(device: str) -> None:
     print(f"\n*{_made_on(result, 'torch', 'lightning', 'accelerate', 'timm')}; {runs}*")
     print(f"\namp-track: {finder_results.sentences(figures['one'])}")
     if "several" in figures:
-        print(f"\nThree precisions in one command:\n\n{finder_results.several_table(rows)}")
+        print(f"\nSeveral precisions in one command:\n\n{finder_results.several_table(rows)}")
         print(f"\namp-track: {finder_results.sentences(figures['several'])}")
     print(f"\nThe seconds of amp-track, medians of the models:\n\n{finder_results.seconds_table(rows)}")
     for file in sorted(RESULTS.glob(f"finders-{device}-beside-*.json")):
