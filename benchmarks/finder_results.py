@@ -172,7 +172,7 @@ def sentences(figures: dict[str, Any]) -> str:
     if figures["ratios"]:
         text += (
             f" Its seconds to the proven answer are {figures['ratio_median']:.2f} × those of Lightning's binary search "
-            f"in the median of the {len(figures['ratios'])} cases that it answered (aim ≤ {figures['aim_median']}), "
+            f"in the median of the cases that it answered, {len(figures['ratios'])} (aim ≤ {figures['aim_median']}), "
             f"{figures['ratio_largest']:.2f} × at most (aim ≤ {figures['never_above']:.1f})."
         )
     return text
@@ -248,7 +248,7 @@ def seconds_table(rows: Sequence[Row]) -> str:
     """Return where the time of amp-track's commands goes: medians over the models and precisions."""
     ours = [row for row in rows if row.finder == OURS and row.answering]
     kinds = {"one precision": [row for row in ours if len(row.precisions) == 1]}
-    kinds["several precisions"] = [row for row in ours if len(row.precisions) > 1]
+    kinds["several precisions, in all"] = [row for row in ours if len(row.precisions) > 1]
     kinds = {name: kind for name, kind in kinds.items() if kind}
 
     def line(name: str, seconds: Callable[[Run], float]) -> list[str]:
