@@ -106,12 +106,18 @@ class MaxBatch:
 
 
 def explore(
-    probes: Iterable[Probe], limit: Limit, *, budget_bytes: int | None = None, hint: Hint | None = None
+    probes: Iterable[Probe],
+    limit: Limit,
+    *,
+    budget_bytes: int | None = None,
+    hint: Hint | None = None,
+    from_above: bool = False,
 ) -> Next | MaxBatch:
     """Return the next batch size to probe, or the max batch once it is proven. Depends only on the set of probes.
 
     A batch that ran once and failed once counts as failed, because a max batch must be reliable. Without
     `budget_bytes`, the memory that a batch may take, no line can be used, and the search doubles and bisects.
+    With `from_above`, one sample more than a predicted max batch is tried before it.
     """
     probes = list(probes)
     over = [probe.batch_size - 1 for probe in probes if probe.status is JobStatus.OVER_DATASET]
@@ -136,7 +142,7 @@ def explore(
     elif budget_bytes is None or len(probes) in _BISECT_AFTER or any(probe.peak_bytes is None for probe in metered):
         guess = _by_bisection(floor, ceiling, any_failed=bool(failing))
     else:
-        guess = _by_memory(metered, failing, ceiling, budget_bytes, hint)
+        guess = _by_memory(metered, failing, ceiling, budget_bytes, hint, from_above=from_above)
     batch_size = min(max(guess.batch_size, floor + 1), ceiling - 1)
     if batch_size == limit.batch_size and not failing:
         return dataclasses.replace(
@@ -167,7 +173,9 @@ def _by_bisection(floor: int, ceiling: int, *, any_failed: bool) -> Next:
     return Next(2 * floor, f"twice {floor}, which fits")
 
 
-def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_bytes: int, hint: Hint) -> Next:
+def _by_memory(
+    fitting: list[Probe], failing: list[Probe], ceiling: int, budget_bytes: int, hint: Hint, *, from_above: bool
+) -> Next:
     """Return the batch at which the line through the fitting batches reaches the budget, or correct a wrong line."""
     points = _points(fitting)
     room_bytes = _usable_bytes(fitting, budget_bytes)
@@ -201,6 +209,8 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
         is_guarded = bool(failing) and ceiling - floor < 2 * distance
         if margin >= _LEAST_MARGIN and not is_guarded:
             return to(crossing - margin, f"slightly below {crossing}, the predicted max batch")
+        if from_above and crossing + 1 < ceiling:
+            return to(crossing + 1, f"one more than {crossing}, the predicted max batch")
         return to(crossing, "predicted max batch")
     if not failing:
         return to(min(crossing - margin, ceiling - 1), f"predicted max batch {crossing} is above the upper limit")

@@ -133,6 +133,8 @@ class Job:
     worst_batch: bool = False
     """Whether to train on batches of the largest samples, if samples differ in size: every batch of a probe, and every
     second one of a longer run."""
+    speed_readings: int = 1
+    """How often a probe times its full steps. Several readings in one process show how much the speed varies."""
     epoch_steps: int | None = None
     """Optimizer steps of a shortened epoch; the last one is the last of the full epoch. Evaluation uses as many
     batches."""

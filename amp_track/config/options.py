@@ -90,7 +90,7 @@ class MaxBatchOptions:
     confirm_steps: int | Literal["epoch"] | None = setting(
         None, values.confirm_steps,
         "Steps of the confirmation run at each max batch. epoch: at least one full epoch. 0: no confirmation run.",
-        shown_default="3 epochs if they take at most 5 s, else 1 epoch of at most 60 s or 4 x the time of the probes",
+        shown_default="3 epochs if they take at most 5 s, else 1 epoch of at most 5 s or the time of the probes",
         panel=Panel.SEARCH
     )
 

@@ -131,6 +131,8 @@ class JobResult:
     waited_seconds: float | None = None  # the part of `train_seconds` in which the device waited for the next batch
     load_seconds: float | None = None  # the time to load one batch in the job process, as a probe measures it
     samples_per_second: float | None = None  # speed of training. A probe does not count loading.
+    speed_readings: tuple[float, ...] = ()
+    """Samples per second of each timing, if a probe timed its full steps several times; the median is its speed."""
     eval_samples_per_second: float | None = None
     train_peak_allocated_bytes: int | None = None
     peak_bytes: int | None = None

@@ -225,7 +225,7 @@ def _reason(found: MaxBatchResult, fitted: PrecisionResult, choice: Recommendati
         parts.append(f"is a multiple of {multiple_of}")
     if batch_size in timed and len(timed) > 1:
         speeds = ", ".join(
-            f"{batch:,}: {speed_text(speed)} samples/s in {len(fitted.readings[batch])} probes"
+            f"{batch:,}: {speed_text(speed)} samples/s in {len(fitted.readings[batch])} readings"
             for batch, speed in timed.items()
         )
         parts.append(f"is the smallest timed one within 3 % of the best speed (median; {speeds})")

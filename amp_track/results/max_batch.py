@@ -41,7 +41,7 @@ class PrecisionResult:
     max_multiple: int | None = None
     """The largest multiple of `--multiple-of` that ran; None if there is none."""
     readings: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    """The samples per second of every probe that fits, by batch size, in ascending order."""
+    """The readings of samples per second in every probe that fits, by batch size, in ascending order."""
     recommended_batch: int | None = None
     """The batch to train with at this precision; see `amp_track.batch_search.recommended_batch`. None if no batch is a
     multiple of `--multiple-of` and divides `--effective-batch-size`."""

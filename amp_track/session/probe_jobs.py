@@ -28,13 +28,18 @@ _RECOMMENDED_PART = 0.95
 exact, so it may take all."""
 _ACCUMULATED_BATCHES = 2
 """Two are enough to measure accumulation: gradients stay in memory while the next batch runs."""
-_SECONDS, _TIMES_THE_PROBES = 60.0, 4.0
-"""A confirmation run takes at most the larger of the two, unless `--confirm-steps` asks for more."""
-_UNSHORTENED_SECONDS = 10.0
-"""The least time of a confirmation run of a function or a command, which may never end by itself."""
-MOST_EPOCHS, _EPOCHS_SECONDS = 3, 5.0
-"""Number of epochs if they take at most this time: a batch of small samples may fit with less than a page to spare.
-The digits within 32 MiB ran at batch 176 for two epochs, and ran out of memory in the third (AMD EPYC, 8 of 8)."""
+_SPEED_READINGS = 3
+"""Readings of the speed of a batch that may be recommended, in one process: its start takes longer than a reading."""
+_LEAST_SECONDS = 5.0
+"""A confirmation run takes at most this time or as long as the probes together, unless `--confirm-steps` asks for more.
+"""
+_LEAST_UNSHORTENED_SECONDS, _MOST_UNSHORTENED_SECONDS = 10.0, 60.0
+"""The same for a function or a command, whose epoch is not shortened, and its upper limit: it may never end by itself.
+"""
+MOST_EPOCHS = 3
+"""Number of epochs if they take at most `_LEAST_SECONDS`: a batch of small samples may fit with less than a page to
+spare. The digits within 32 MiB ran at batch 176 for two epochs, and ran out of memory in the third (AMD EPYC, 8 of 8).
+"""
 _STEPS_AFTER_AN_EPOCH = 2
 FEWEST_STEPS = 4
 """Two full steps, the epoch's smaller last step, and one after the evaluation. A shorter run has full steps only."""
@@ -132,7 +137,8 @@ def job_of(session: Session, proposal: Proposal, budget_bytes: int | None, probe
         grad_accum=accumulation_of(session),
         probe=proposal.kind != "confirm",
         worst_batch=proposal.kind != "typical",
-        probe_to_the_end=proposal.kind != "probe" or _probes_are_whole(session),
+        probe_to_the_end=proposal.kind not in ("probe", "timing") or _probes_are_whole(session),
+        speed_readings=_SPEED_READINGS if proposal.kind == "timing" else 1,
         num_workers=0 if loads_alone else session.job.num_workers,
     )
     return dataclasses.replace(job, checkpoint_every=None) if job.probe else _confirmation_of(session, job, probes)
@@ -175,10 +181,9 @@ class Plans:
 def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) -> Job:
     """Return the confirmation run of the max batch that `job` trains at.
 
-    By default it is an epoch, its evaluation and the first steps after it, within 60 s or four times the duration of
-    the probes. A shortened epoch has full steps, the epoch's smaller last step, an evaluation of as many batches, and
-    the steps after it. If three epochs and the steps after them take at most 5 s, these are run, also with
-    `--confirm-steps epoch`.
+    By default it is an epoch, its evaluation and the first steps after it, within 5 s or the duration of the probes. A
+    shortened epoch has full steps, the epoch's smaller last step, an evaluation of as many batches, and the steps after
+    it. If three epochs and the steps after them take at most 5 s, these are run, also with `--confirm-steps epoch`.
 
     It has no step that the job does not have: none after the evaluation of a job of one epoch, and no smaller last
     step if the job ends before it (`--steps`). Such a step may take more memory than the job itself: a transformer's
@@ -202,9 +207,9 @@ def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) ->
         steps = whole
     else:
         several = min(in_all, MOST_EPOCHS * of_epoch + _STEPS_AFTER_AN_EPOCH)
-        is_short = pace.seconds(several, of_epoch) <= _EPOCHS_SECONDS
+        is_short = pace.seconds(several, of_epoch) <= _LEAST_SECONDS
         probes_seconds = sum(job_result.wall_seconds for job_result in probes)
-        most_seconds = math.inf if asked is not None else max(_SECONDS, _TIMES_THE_PROBES * probes_seconds)
+        most_seconds = math.inf if asked is not None else max(_LEAST_SECONDS, probes_seconds)
         steps = several if is_short else _steps_in_time(pace, most_seconds, whole, of_epoch, after_epoch)
     every = job.checkpoint_every and min(job.checkpoint_every, steps)
     long = dataclasses.replace(job, epochs=None, steps=steps, checkpoint_every=every)
@@ -221,7 +226,8 @@ def _confirmation_by_time(session: Session, job: Job, probes: Sequence[JobResult
     assert job.batch_size is not None
     speeds = [probe.samples_per_second for probe in probes if probe.fits and probe.samples_per_second]
     step_seconds = max(job.batch_size / speeds[-1], 1e-4) if speeds else 1.0
-    most_seconds = min(max(_UNSHORTENED_SECONDS, _TIMES_THE_PROBES * sum(p.wall_seconds for p in probes)), _SECONDS)
+    probes_seconds = sum(probe.wall_seconds for probe in probes)
+    most_seconds = min(max(_LEAST_UNSHORTENED_SECONDS, probes_seconds), _MOST_UNSHORTENED_SECONDS)
     steps = None if asked == "epoch" else max(int(most_seconds / step_seconds), FEWEST_STEPS)
     return dataclasses.replace(job, epochs=None, steps=steps)
 

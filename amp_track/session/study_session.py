@@ -197,7 +197,7 @@ def _describe(session: Session, parent: Run) -> None:
     from amp_track import tracking
 
     request, options = session.request, session.request.max_batch_options
-    differing = {"precision", "probe", "probe_to_the_end", "worst_batch", "epoch_steps"}
+    differing = {"precision", "probe", "probe_to_the_end", "worst_batch", "speed_readings", "epoch_steps"}
     given = {flag.field.name: str(getattr(options, flag.field.name)) for flag in options.changed()}
     if request.compare_options is None:
         differing.add("batch_size")

@@ -36,8 +36,9 @@ _FULL = (JobStatus.OOM, JobStatus.KERNEL_LIMIT)
 _DRAWN_FACTOR = 9 / 8
 """The first probe of batches as drawn is larger than the max batch by this factor: most have a very large sample too.
 """
-_RUNS_AT_THE_MAX_BATCH = 3
-"""Number of fresh processes in which a max batch must run before it is reported, including the confirmation run."""
+_MOST_RUNS_AT_THE_MAX_BATCH = 5
+"""Number of fresh processes in which a max batch runs, with the confirmation run, if no two of them take equal memory.
+"""
 _MOST_HEADROOM_PROBES = 2
 _RIVAL = 0.8
 """A precision below this fraction of the best speed is not recommended, so its batches are not timed."""
@@ -51,8 +52,8 @@ class Proposal:
     the first failing batch; `confirm`, the confirmation run; `repeat`, another probe of a confirmed max batch;
     `headroom`, a probe of a batch that may leave the recommended headroom; `timing`, a probe of a batch that may be
     recommended, for its speed; `typical`, a probe with batches as they are drawn, where all others have the largest
-    samples; `eval`, a probe at the max batch whose evaluation has batches of `batch_size`. All but `probe` include the
-    end of an epoch.
+    samples; `eval`, a probe at the max batch whose evaluation has batches of `batch_size`. All but `probe` and
+    `timing` include the end of an epoch.
     """
 
     precision: str
@@ -206,7 +207,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         multiple, is_refuted = self.goal.multiple_up_to(step.batch_size), was_refuted(done[precision])
         jobs = [*done[precision], *running]
         confirmed = {job.batch_size for job in jobs if job.kind == "confirm"}
-        whole = {job.batch_size for job in jobs if job.kind != "probe" or self.goal.whole_probes}
+        whole = {job.batch_size for job in jobs if job.kind not in ("probe", "timing") or self.goal.whole_probes}
         if multiple and multiple not in (confirmed if is_refuted else whole):
             kind = "confirm" if is_refuted else "multiple"
             reason = f"largest multiple of {self.goal.multiple_of} up to the max batch"
@@ -366,22 +367,29 @@ class BatchSampler(optuna.samplers.BaseSampler):
     ) -> Proposal | MaxBatch:
         """Return the max batch of one precision, or the next job towards its proof.
 
-        Short probes come first, then a confirmation run at their max batch. If it runs out of memory, confirmation runs
-        below it follow, until one fits and one more sample does not.
+        Short probes come first, then a confirmation run at their max batch. It needs no short probe of this batch if
+        one sample more does not fit; so that is tried first. If a confirmation run fails where a short probe fits,
+        confirmation runs below it follow, until one fits and one more sample does not.
         """
         goal = self.goal
         short, long = (
             _probes(done[precision], kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
         )
         short += [Probe(job.batch_size, job.job_result.status) for job in done[precision] if job.kind == TYPICAL]
-        step = explore(short, goal.limit, budget_bytes=goal.budget_bytes)
+        largest = max((probe.batch_size for probe in short if probe.fits), default=0)
+        # A confirmation run proves as much as a probe, unless it fails where a probe fits.
+        known = [*short, *(probe for probe in long if probe.fits or probe.batch_size > largest)]
+        long = [probe for probe in long if probe.fits or probe.batch_size <= largest]
+        step = explore(known, goal.limit, budget_bytes=goal.budget_bytes)
         if isinstance(step, Next):  # make a memory plan only now: it takes seconds
             hint = self._hint(done, precision)
-            step = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=hint)
+            step = explore(known, goal.limit, budget_bytes=goal.budget_bytes, hint=hint, from_above=goal.confirm)
             assert isinstance(step, Next), "a hint proves nothing"
-            is_planned = not short and hint.slope_bytes is not None
+            is_planned = not known and hint.slope_bytes is not None
+            one_more_fails = any(probe.batch_size == step.batch_size + 1 and not probe.fits for probe in known)
+            kind = "confirm" if goal.confirm and one_more_fails else "probe"
             return Proposal(
-                precision, step.batch_size, "probe", step.reason, step.predicted_bytes, step.should_fit, is_planned
+                precision, step.batch_size, kind, step.reason, step.predicted_bytes, step.should_fit, is_planned
             )
         if not goal.confirm or not step.batch_size:
             return step
@@ -390,12 +398,25 @@ class BatchSampler(optuna.samplers.BaseSampler):
             if isinstance(step, Next):
                 return Proposal(precision, step.batch_size, "confirm", step.reason, step.predicted_bytes)
         elif all(probe.batch_size != step.batch_size for probe in long):
-            at_max_batch = next(probe for probe in short if probe.batch_size == step.batch_size)
+            at_max_batch = next(probe for probe in known if probe.batch_size == step.batch_size)
             return Proposal(precision, step.batch_size, "confirm", "confirmation run", at_max_batch.peak_bytes)
-        ran = [probe for probe in (*short, *long) if probe.batch_size == step.batch_size and probe.fits]
-        if not step.batch_size or len(ran) >= _RUNS_AT_THE_MAX_BATCH:
+        peaks = [probe.peak_bytes for probe in (*short, *long) if probe.batch_size == step.batch_size and probe.fits]
+        if not step.batch_size or not self._needs_repeat(done, precision, peaks):
             return step
-        return Proposal(precision, step.batch_size, "repeat", "repeat, to verify the limit", ran[0].peak_bytes)
+        return Proposal(precision, step.batch_size, "repeat", "repeat, because memory may vary", peaks[0])
+
+    def _needs_repeat(self, done: Mapping[str, list[Done]], precision: str, peaks: Sequence[int | None]) -> bool:
+        """Return whether a max batch should run once more; `peaks` is the memory of its runs that fitted.
+
+        Two runs that took the same memory to the byte are enough, and one if all repeated runs of the study did. Memory
+        that varies takes more runs to tell whether it always fits.
+        """
+        has_failed = any(job.kind == "repeat" and not job.fits for job in done[precision])
+        if has_failed or len(peaks) >= _MOST_RUNS_AT_THE_MAX_BATCH:
+            return len(peaks) < _MOST_RUNS_AT_THE_MAX_BATCH
+        if len(peaks) == 1:
+            return not _is_exact(done)
+        return not _has_equal(peaks)
 
     def _hint(self, done: Mapping[str, list[Done]], precision: str) -> Hint:
         """Return the first batch: from a memory plan, another precision's max batch, or the goal's."""
@@ -460,6 +481,24 @@ class BatchSampler(optuna.samplers.BaseSampler):
         raise optuna.TrialPruned("nothing is left to probe")
 
 
+def _has_equal(peaks: Sequence[int | None]) -> bool:
+    """Return whether two runs of one batch took the same memory to the byte."""
+    known = [peak for peak in peaks if peak is not None]
+    return len(set(known)) < len(known)
+
+
+def _is_exact(done: Mapping[str, list[Done]]) -> bool:
+    """Return whether a batch ran twice so far, and all such runs of a batch took the same memory to the byte.
+
+    It is usual on a CPU with a budget: its meter and the order of allocations are deterministic.
+    """
+    peaks = defaultdict[tuple[str, int], list[int | None]](list)
+    for job in (job for jobs in done.values() for job in jobs):
+        peaks[job.precision, job.batch_size].append(job.job_result.peak_bytes if job.fits else None)
+    repeated = [own for own in peaks.values() if len(own) > 1]
+    return bool(repeated) and all(None not in own and len(set(own)) == 1 for own in repeated)
+
+
 def _claim_of(trial: FrozenTrial) -> Proposal | None:
     """Return the job that a trial has claimed; None before that."""
     claim = trial.system_attrs.get(_CLAIM)
@@ -505,14 +544,14 @@ def size_ratio(done: Iterable[Done]) -> float | None:
 
 
 def readings_of(done: Iterable[Done]) -> dict[int, list[float]]:
-    """Return the samples per second of each short probe that fits, by batch size, in ascending order.
+    """Return the readings of samples per second in the short probes that fit, by batch size, in ascending order.
 
     A confirmation run's speed includes data loading and smaller last batches, a probe's does not.
     """
     readings = defaultdict[int, list[float]](list)
     for job in done:
         if job.fits and job.kind != "confirm":
-            readings[job.batch_size].append(job.job_result.samples_per_second or 0.0)
+            readings[job.batch_size] += job.job_result.speed_readings or (job.job_result.samples_per_second or 0.0,)
     return dict(sorted(readings.items()))
 
 
@@ -528,8 +567,10 @@ def largest_with_headroom(done: Iterable[Done], max_batch: int, most_bytes: int 
 
 
 def was_refuted(done: Iterable[Done]) -> bool:
-    """Return whether a confirmation run did not fit."""
-    return any(job.kind == "confirm" and not job.fits for job in done)
+    """Return whether a confirmation run did not fit although a short probe did."""
+    done = list(done)
+    largest = max((job.batch_size for job in done if job.fits and job.kind != "confirm"), default=0)
+    return any(job.kind == "confirm" and not job.fits and job.batch_size <= largest for job in done)
 
 
 def _probes(done: Iterable[Done], kinds: Sequence[str]) -> list[Probe]:

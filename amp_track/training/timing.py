@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -118,6 +119,8 @@ class FullStepsTiming:
     samples_per_second: float
     load_seconds: float
     """The time to load one batch in this process."""
+    speed_readings: tuple[float, ...] = ()
+    """Samples per second of each reading, if there are several; `samples_per_second` is their median."""
 
 
 @dataclass
@@ -143,8 +146,9 @@ def make_full_steps(
     device: Device,
     *,
     agree: Callable[[bool], bool] = lambda decision: decision,
+    readings: int = 1,
 ) -> FullStepsTiming:
-    """Make at least two full steps, if there are two, and enough to time them reliably.
+    """Make at least two full steps, if there are two, and enough to time them reliably, `readings` times.
 
     The second step needs more memory than the first even if optimizer state exists: 16 MB of 323 MB, ResNet-18, CPU.
     The first two load their batches, as a training does, because loading needs memory. Then the last batch is repeated:
@@ -160,10 +164,13 @@ def make_full_steps(
         step = _loaded_step(second, train_on, device)
         loads += step.load_seconds
         timed_steps, timed_seconds = _repeat(step, train_on, device, agree)
+    seconds = [timed_seconds, *(_seconds_of(timed_steps, step, train_on, device) for _ in range(readings - 1))]
+    speeds = tuple(timed_steps * step.samples / max(each, 1e-9) for each in seconds)
     return FullStepsTiming(
-        train_seconds=cold_seconds + timed_seconds,
-        samples_per_second=timed_steps * step.samples / max(timed_seconds, 1e-9),
+        train_seconds=cold_seconds + sum(seconds),
+        samples_per_second=statistics.median(speeds),
         load_seconds=min(loads),
+        speed_readings=speeds if readings > 1 else (),
     )
 
 
@@ -193,14 +200,19 @@ def _repeat(step: _Step, train_on: TrainOn, device: Device, agree: Callable[[boo
     timed_steps, timed_seconds, made = 1, step.seconds, 1
     while not agree(timed_seconds >= wanted or made >= most):
         group = 2 * timed_steps if device.has_queue else 1
-        started = time.perf_counter()
-        for _ in range(group):
-            step.again(train_on)
-        device.synchronize()
-        seconds = time.perf_counter() - started
+        seconds = _seconds_of(group, step, train_on, device)
         made += group
         if device.has_queue:
             timed_steps, timed_seconds = group, seconds
         else:
             timed_steps, timed_seconds = timed_steps + 1, timed_seconds + seconds
     return timed_steps, timed_seconds
+
+
+def _seconds_of(steps: int, step: _Step, train_on: TrainOn, device: Device) -> float:
+    """Repeat a step that many times, and return the seconds until the device has finished."""
+    started = time.perf_counter()
+    for _ in range(steps):
+        step.again(train_on)
+    device.synchronize()
+    return time.perf_counter() - started

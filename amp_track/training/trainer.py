@@ -311,7 +311,13 @@ class Trainer:
                 self._note_peak_of_training()
             self._end_an_epoch()
         self._begin_training()
-        timing = make_full_steps(batches.full_steps(), self._train_on, self._device, agree=self._group.agree)
+        timing = make_full_steps(
+            batches.full_steps(),
+            self._train_on,
+            self._device,
+            agree=self._group.agree,
+            readings=self._job.speed_readings,
+        )
         self._note_peak_of_training()
         makes_the_end = self._job.probe_to_the_end or not batches.has_a_second_full_step
         if makes_the_end and not batches.trains_after_an_evaluation:

@@ -172,7 +172,8 @@ class TrainingWatch:
             return self._job.steps is not None and self.steps >= self._job.steps
         if self.steps < _PROBE_STEPS:
             return False
-        return self.steps >= self._most_steps or sum(seconds for seconds, _ in self._full_steps()) >= _TIMED_SECONDS
+        wanted_seconds = _TIMED_SECONDS * self._job.speed_readings
+        return self.steps >= self._most_steps or sum(seconds for seconds, _ in self._full_steps()) >= wanted_seconds
 
     def result(self) -> JobResult:
         """Return the result of a training that made enough steps or has ended.
@@ -197,7 +198,8 @@ class TrainingWatch:
             )
         return JobResult(
             status=JobStatus.FITS,
-            samples_per_second=self._samples_per_second(),
+            samples_per_second=_speed(self._full_steps()),
+            speed_readings=self._speed_readings(),
             training_samples=self._dataset_samples or None,
             **measured,
         )
@@ -368,10 +370,20 @@ class TrainingWatch:
         full = [each for each in self._intervals if each[1] == most]
         return full[1:] or full
 
-    def _samples_per_second(self) -> float | None:
-        full = self._full_steps()
-        seconds = sum(each for each, _ in full)
-        return sum(samples for _, samples in full) / seconds if seconds else None
+    def _speed_readings(self) -> tuple[float, ...]:
+        """Return the samples per second of as many equal parts of the full steps as the job wants readings."""
+        full, readings = self._full_steps(), self._job.speed_readings
+        length = len(full) // readings
+        if readings == 1 or not length:
+            return ()
+        parts = (full[length * number : length * (number + 1)] for number in range(readings))
+        return tuple(speed for part in parts if (speed := _speed(part)) is not None)
+
+
+def _speed(steps: Sequence[tuple[float, int]]) -> float | None:
+    """Return the samples per second of steps, each given as its seconds and samples."""
+    seconds = sum(each for each, _ in steps)
+    return sum(samples for _, samples in steps) / seconds if seconds else None
 
 
 def _last(iterator: Any, index: Any) -> Any:

@@ -155,6 +155,19 @@ EXACT = Device(
     budget_bytes=64 * MIB, fixed_bytes=2 * MIB, sample_bytes=40_000, block_bytes=4096, eval_sample_bytes=20_000,
     size_ratio=1.5, drawn_ratio=1.0, longer_bytes=0, noise=0, seed=0,
 )  # fmt: skip
+SAME_SIZE = dataclasses.replace(EXACT, size_ratio=None)
+
+
+def test_a_max_batch_is_repeated_until_two_runs_take_equal_memory_and_further_precisions_need_one_run() -> None:
+    results, proposals = search(SAME_SIZE, recommends=False)
+    assert [results[name].runs_at_max_batch for name in ("fp32", "bf16")] == [2, 1]
+    assert [each.kind for each in proposals if each.precision == "bf16"][-2:] == ["probe", "confirm"]
+
+
+def test_memory_that_varies_takes_five_runs() -> None:
+    """Each run of a max batch takes a few pages more or less; so none proves anything about the next."""
+    results, _ = search(dataclasses.replace(SAME_SIZE, noise=1000, sample_bytes=40 * MIB), recommends=False)
+    assert {found.runs_at_max_batch for found in results.values()} == {5}
 
 
 def test_each_number_is_exact_on_a_device_without_noise() -> None:

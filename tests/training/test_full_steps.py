@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -40,7 +41,7 @@ class Device:
         self.now = max(self.now, self.busy_until)
 
 
-def timed(device: Device, monkeypatch: pytest.MonkeyPatch, *, steps: int, parts: int = 1) -> Any:
+def timed(device: Device, monkeypatch: pytest.MonkeyPatch, *, steps: int, parts: int = 1, readings: int = 1) -> Any:
     """Return the timing, and how many batches were loaded and alive at most."""
     monkeypatch.setattr("amp_track.training.timing.time", SimpleNamespace(perf_counter=lambda: device.now))
     alive: weakref.WeakSet[Batch] = weakref.WeakSet()
@@ -60,7 +61,12 @@ def timed(device: Device, monkeypatch: pytest.MonkeyPatch, *, steps: int, parts:
         for number in range(parts):
             yield Part(load(), 1 / parts, number == parts - 1, 8)
 
-    timing = make_full_steps((of_step() for _ in range(steps)), device.train_on, device)  # type: ignore[arg-type]
+    timing = make_full_steps(
+        (of_step() for _ in range(steps)),
+        device.train_on,
+        device,  # type: ignore[arg-type]
+        readings=readings,
+    )
     return timing, seen
 
 
@@ -92,6 +98,25 @@ def test_a_training_of_one_step_is_timed_by_it(monkeypatch: pytest.MonkeyPatch) 
     timing, seen = timed(Device(step_seconds=0.01, has_queue=False), monkeypatch, steps=1)
     assert seen.loaded == 1
     assert timing.samples_per_second == pytest.approx(800)
+
+
+@pytest.mark.parametrize("has_queue", [False, True])
+def test_several_readings_have_as_many_steps_each(monkeypatch: pytest.MonkeyPatch, has_queue: bool) -> None:
+    """One that a disturbance slows down is not the median."""
+    device = Device(step_seconds=0.01, has_queue=has_queue)
+    slow = device.step_seconds * 2
+    train_on, count = device.train_on, itertools.count()
+
+    def disturbed(part: Part) -> int:
+        device.step_seconds = slow if next(count) < 8 else 0.01
+        return train_on(part)
+
+    monkeypatch.setattr(device, "train_on", disturbed)
+    timing, seen = timed(device, monkeypatch, steps=99, readings=3)
+    assert seen.loaded == 2
+    assert len(timing.speed_readings) == 3
+    assert timing.samples_per_second == pytest.approx(8 / 0.01)
+    assert min(timing.speed_readings) < 8 / 0.01 or has_queue, "with a queue, only the last group of a reading counts"
 
 
 @pytest.mark.parametrize("parts", [1, 2])
