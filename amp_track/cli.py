@@ -20,6 +20,7 @@ from amp_track.config import cli_params, torchrun
 from amp_track.config.cli_params import Flag
 from amp_track.config.commands import FLAGS, request_of
 from amp_track.config.job import DEFAULT_WORKLOAD
+from amp_track.config.options import Request
 from amp_track.records import masking
 from amp_track.records.errors import (
     INTERRUPTED_EXIT_CODE,
@@ -100,6 +101,16 @@ def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return decorate
 
 
+def _start_imports(request: Request) -> None:
+    """Start to import torch for an inspection, while this process imports the modules of the command."""
+    from amp_track.runner import fork_server, leading_imports  # not needed for --help
+    from amp_track.targets import source
+
+    source.check_reference(request.job.workload)
+    if torchrun.launch() is None:  # its other ranks do not inspect
+        fork_server.start(leading_imports.leading_imports(request.job.workload), inspects=True)
+
+
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
         print(f"amp-track {__version__}")
@@ -138,6 +149,8 @@ def train_command(
     amp-track train --resume RUN_ID
     """
     request = request_of("train", workload, given, owns_process=True)
+    if request.resumption.resume is None:  # else its run names the workload
+        _start_imports(request)
     from amp_track.commands import train
     from amp_track.report import train as train_report
     from amp_track.report.table import print_table
@@ -177,6 +190,7 @@ def max_batch_command(
         from amp_track.targets.source import script_of  # not needed for --help
 
         request = request_of("max-batch", script_of(words), given, words=words, owns_process=True)
+    _start_imports(request)
     from amp_track.commands import max_batch
 
     printing.print_study(printing.print_or_return(max_batch.max_batch, request, as_json), request)
@@ -189,6 +203,7 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     amp-track search experiments/digits.py --memory-budget 64MiB --trials 12 --seeds 5
     """
     request = request_of("search", workload, given, owns_process=True)
+    _start_imports(request)
     from amp_track.commands import search
 
     printing.print_study(printing.print_or_return(search.search, request, as_json), request)
@@ -305,6 +320,7 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
     With more values or --seeds 3, the same command trains only what is missing.
     """
     request = request_of("compare", workload, given, owns_process=True)
+    _start_imports(request)
     from amp_track.commands import compare
 
     printing.print_study(printing.print_or_return(compare.compare, request, as_json), request)

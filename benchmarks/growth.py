@@ -36,7 +36,7 @@ from rich.table import Table
 
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
-from amp_track.runner.fork_server import REQUIRED_MODULES
+from amp_track.runner.fork_server import REQUIRED_MODULES, STEP_MODULES
 from amp_track.runner.runner import JobRunner
 from benchmarks import processes, provenance
 
@@ -164,7 +164,7 @@ def start(count: int) -> dict[str, float]:
 
 def import_alone() -> dict[str, float]:
     """Import what a job of the digits needs in a Python of its own, and return what that cost: no start is faster."""
-    modules = ", ".join([*REQUIRED_MODULES, "sklearn.datasets", "sklearn.model_selection"])
+    modules = ", ".join([*REQUIRED_MODULES, *STEP_MODULES, "sklearn.datasets", "sklearn.model_selection"])
     code = f"import gc, os; gc.disable(); import {modules}; os._exit(0)"
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], env=os.environ | processes.ENVIRONMENT, check=True)

@@ -1,28 +1,35 @@
-"""Compare the time of `amp-track train` with that of a bare script that trains and logs the same.
+"""Measure how soon commands start, and compare `amp-track train` with a bare script that trains and logs the same.
 
-    python -m benchmarks.startup [--repeats 7] [--precision fp32,amp]
+    python -m benchmarks.startup [--repeats 7] [--precision fp32,amp] [--only start]
 
-Both commands run in an empty folder, in turns. The time is from the start of Python to its end. The bare script imports
-torch, the digits and MLflow, trains the same model with the recipe from the documentation of torch, evaluates after
-each epoch, and logs its params, the loss of each step and the accuracy of each epoch to a new SQLite store. amp-track
-does the same in fresh processes, and also stores curves and weights. A third command is stopped at its first output on
-the terminal.
+The starts are those of `--help`; of max-batch, until the first trial in Optuna's storage; and of the same command
+again, which finds nothing left to do. They are compared with the imports that a job of the digits needs, in a fresh
+Python that does nothing else.
 
-Writes benchmarks/results/startup-cpu.json and prints it as a table. Compare the median ratio of two consecutive
-commands.
+Both ways to train run in an empty folder, in turns. The time is from the start of Python to its end. The bare script
+imports torch, the digits and MLflow, trains the same model with the recipe from the documentation of torch, evaluates
+after each epoch, and logs its params, the loss of each step and the accuracy of each epoch to a new SQLite store.
+amp-track does the same in fresh processes, and also stores curves and weights. A third command is stopped at its first
+output on the terminal.
+
+Writes benchmarks/results/startup-cpu.json and prints it as tables; `--only` keeps the other part of the file. Compare
+the median ratio of two consecutive commands.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import pty
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +42,16 @@ DIGITS = str(processes.ROOT / "experiments" / "digits.py")
 RESULTS = Path(__file__).parent / "results"
 PRECISIONS = ("fp32", "amp")
 AIM, FIRST_LINE_AIM = 0.75, 1.0
+MAX_BATCH = ["max-batch", DIGITS, "--memory-budget", "64MiB", "--precision", "fp32", "--study", "s"]
+STARTS = {
+    "amp-track --help": 0.2,
+    "max-batch, to its first probe": 2.0,
+    "max-batch again, nothing left to do": 2.5,
+    "python -c 'import torch'": None,
+    "the same and scikit-learn, which the digits import": None,
+    "the same and torch._dynamo, which an optimizer step imports": None,
+}
+"""The aim in seconds by what is measured."""
 
 
 def bare(precision: str) -> None:
@@ -112,11 +129,49 @@ def first_line(command: list[str]) -> float:
     return seconds
 
 
-def measure(precisions: list[str], repeats: int) -> dict[str, Any]:
+def to_first_probe(folder: Path) -> float:
+    """Run max-batch in an empty folder, and return the seconds from the start of Python to that of the first trial."""
+    started = datetime.datetime.now()
+    processes.seconds_of([sys.executable, "-m", "amp_track", *MAX_BATCH], folder)
+    with closing(sqlite3.connect(folder / "optuna.db")) as storage:
+        first = "SELECT min(datetime_start) FROM trials JOIN studies USING (study_id) WHERE study_name = 's/max-batch'"
+        ((probe_started,),) = storage.execute(first)
+    return (datetime.datetime.fromisoformat(probe_started) - started).total_seconds()
+
+
+def starts() -> list[float]:
+    """Measure once, and return the seconds in the order of `STARTS`."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, python = Path(name), [sys.executable, "-c"]
+        imports = ["import torch", "import sklearn.datasets, sklearn.model_selection", "import torch._dynamo"]
+        return [
+            processes.seconds_of([sys.executable, "-m", "amp_track", "--help"], folder),
+            to_first_probe(folder),
+            processes.seconds_of([sys.executable, "-m", "amp_track", *MAX_BATCH], folder),
+            *(processes.seconds_of([*python, "; ".join(imports[:count])], folder) for count in (1, 2, 3)),
+        ]
+
+
+def measure_start(repeats: int) -> dict[str, Any]:
+    """Return the seconds of each start."""
+    found = []
+    for _ in range(repeats):
+        found.append(starts())
+        print(", ".join(f"{name}: {each:.2f} s" for name, each in zip(STARTS, found[-1], strict=True)), file=sys.stderr)
+    seconds = {name: list(of_one) for name, of_one in zip(STARTS, zip(*found, strict=True), strict=True)}
+    medians = {name: statistics.median(of_one) for name, of_one in seconds.items()}
+    return _provenance(repeats) | {"seconds": seconds, "seconds_median": medians}
+
+
+def _provenance(repeats: int) -> dict[str, Any]:
     from amp_track.config.job import Job
     from amp_track.runner.runner import JobRunner
 
-    result = provenance.provenance(JobRunner(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats}
+    return provenance.provenance(JobRunner(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats}
+
+
+def measure_train(precisions: list[str], repeats: int) -> dict[str, Any]:
+    """Return the seconds of both ways to train, at each precision."""
     found: dict[str, Any] = {}
     first_lines = []
     for precision in precisions:
@@ -132,7 +187,7 @@ def measure(precisions: list[str], repeats: int) -> dict[str, Any]:
         found[precision] = {
             "seconds": runs, "seconds_median": medians, "ratios": ratios, "ratio_median": statistics.median(ratios)
         }  # fmt: skip
-    return result | {
+    return _provenance(repeats) | {
         "precisions": found,
         "first_line_seconds": first_lines,
         "first_line_seconds_median": statistics.median(first_lines),
@@ -140,6 +195,13 @@ def measure(precisions: list[str], repeats: int) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
+    start = result["start"]
+    table = Table(title=f"{provenance.sentence(start)}, n={start['n']}, medians")
+    for heading in ("start", "seconds", "goal"):
+        table.add_column(heading, justify="left" if heading == "start" else "right")
+    for name, aim in STARTS.items():
+        table.add_row(name, f"{start['seconds_median'][name]:.2f} s", f"≤ {aim:g} s" if aim is not None else "")
+    Console(width=100).print(table)
     table = Table(title=f"{provenance.sentence(result)}, n={result['n']}, medians")
     for heading in ("training", "amp-track train", "bare script", "ratio", "goal"):
         table.add_column(heading, justify="left" if heading == "training" else "right")
@@ -154,14 +216,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=7, help="measurements per command (default 7)")
     parser.add_argument("--precision", type=lambda text: text.split(","), default=list(PRECISIONS))
+    parser.add_argument("--only", choices=("start", "train"), help="measure only this part, and keep the other one")
     parser.add_argument("--bare", metavar="PRECISION", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.bare:
         bare(arguments.bare)
         return
-    result = measure(arguments.precision, arguments.repeats)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "startup-cpu.json").write_text(json.dumps(result, indent=2) + "\n")
+    file = RESULTS / "startup-cpu.json"
+    result = json.loads(file.read_text()) if arguments.only else {}
+    if arguments.only != "start":
+        result |= measure_train(arguments.precision, arguments.repeats)
+    if arguments.only != "train":
+        result["start"] = measure_start(arguments.repeats)
+    file.write_text(json.dumps(result, indent=2) + "\n")
     show(result)
 
 

@@ -31,7 +31,7 @@ from examples import EXAMPLES, read_record, run_and_record  # noqa: E402
 from amp_track import cli  # noqa: E402
 from amp_track.config.commands import FLAGS  # noqa: E402
 from amp_track.records import errors  # noqa: E402
-from benchmarks import finder_results, growth, overhead, server, trials  # noqa: E402
+from benchmarks import finder_results, growth, overhead, server, startup, trials  # noqa: E402
 from benchmarks.faults import faults  # noqa: E402
 from benchmarks.faults import results as fault_results  # noqa: E402
 from benchmarks.gpu import stages, tables  # noqa: E402
@@ -210,6 +210,17 @@ def startup_table(device: str) -> None:
         rows.append([f"the digits, {precision}", ours, theirs, f"{found['ratio_median']:.2f} ×", "≤ 0.75 ×"])
     rows.append(["first line on a terminal", f"{result['first_line_seconds_median']:.2f} s", "", "", "≤ 1 s"])
     _print_table(["", "amp-track train", "bare script", "ratio", "aim"], rows)
+    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
+
+
+def start_table(device: str) -> None:
+    """Print how soon commands start, and the imports that a job needs."""
+    result = _result(f"startup-{device}")["start"]
+    rows = [
+        [name, f"{result['seconds_median'][name]:.2f} s", f"≤ {aim:g} s" if aim is not None else ""]
+        for name, aim in startup.STARTS.items()
+    ]
+    _print_table(["", "measured", "aim"], rows)
     print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
 
 

@@ -68,7 +68,7 @@ class SimulatedRunner:
     jobs: list[Job] = field(default_factory=list)
     """The jobs that ran, in order."""
 
-    def start(self) -> None:
+    def start(self, *, inspects: bool) -> None:
         pass
 
     def forecast(self, job: Job, task: ForecastTask) -> Forecasts:

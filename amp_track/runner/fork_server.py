@@ -28,12 +28,20 @@ PRELOAD_MODULE = "amp_track.runner.preload"
 """The module that imports the leading imports of the workload and the required modules in the server."""
 REQUIRED_MODULES = (
     "torch",
-    "torch._dynamo",  # otherwise the first optimizer step of every process imports it, in 0.9 s
     "amp_track.runner.job_main",
-    "amp_track.cli",
+    "amp_track.runner.plan_main",
+    "amp_track.targets.command",
+    "amp_track.targets.function",
+    "amp_track.targets.workload",
     "pydantic.type_adapter",
 )
 """Modules that every job needs."""
+STEP_MODULES = ("sympy", "torch._dynamo")
+"""Modules that the first optimizer step of every process imports otherwise, in 0.9 s: the second imports the first. An
+inspection has no step."""
+INSPECTS_VARIABLE = "AMP_TRACK_INSPECTS"
+"""Environment variable that tells the fork server that its first process is an inspection, so that it imports
+`STEP_MODULES` only afterwards."""
 PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"
 """Environment variable that passes the leading import statements of the workload to the fork server, one per line."""
 PACKAGE_FOLDER = str(Path(__file__).parents[2])
@@ -59,11 +67,12 @@ _users = 0
 warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
 
 
-def start(imports: LeadingImports) -> None:
+def start(imports: LeadingImports, *, inspects: bool = False) -> None:
     """Start the fork server unless it runs. Do not wait for its imports.
 
-    A running server whose imports may change the behavior of this workload is replaced. Raises BadInput if the path of
-    the temporary folder is too long for a socket.
+    A running server whose imports may change the behavior of this workload is replaced. With `inspects`, the first
+    process of a new server is an inspection. Raises BadInput if the path of the temporary folder is too long for a
+    socket.
     """
     _keep_sockets_in_scratch_folder()
     with _LOCK:
@@ -72,7 +81,7 @@ def start(imports: LeadingImports) -> None:
             with interrupts.waiting():
                 _LOCK.wait_for(lambda: _users == 0)  # other threads run jobs of another workload
             stop()
-        with _starting(imports):
+        with _starting(imports, inspects=inspects):
             _ensure_running()
 
 
@@ -209,7 +218,7 @@ def _keep_sockets_in_scratch_folder() -> None:
 
 
 @contextlib.contextmanager
-def _starting(imports: LeadingImports) -> Iterator[None]:
+def _starting(imports: LeadingImports, *, inspects: bool = False) -> Iterator[None]:
     """Set the environment of a server that is started within the block, and record its imports.
 
     Disable address-space randomization: objects are then hashed, sorted and placed in the same way, and a job uses the
@@ -219,6 +228,7 @@ def _starting(imports: LeadingImports) -> Iterator[None]:
     global _started
     environment = {
         PRELOAD_VARIABLE: "\n".join(imports.statements),
+        INSPECTS_VARIABLE: "1" if inspects and hasattr(os, "waitid") else "",  # macOS lacks it before Python 3.13
         "PYTHONPATH": os.pathsep.join(filter(None, [PACKAGE_FOLDER, os.environ.get("PYTHONPATH", "")])),
         # The server starts by `python -c`, which searches the working folder first.
         SAFE_PATH_VARIABLE: os.environ.get(SAFE_PATH_VARIABLE) or SAFE_PATH,

@@ -13,11 +13,12 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 
 from amp_track.runner import fork_server
 from amp_track.training.devices import heap
 
-_CHECK_SECONDS = 1.0
+_CHECK_SECONDS, _POLL_SECONDS = 1.0, 0.01
 failure = ""
 """The traceback of a required module that could not be imported.
 
@@ -45,20 +46,55 @@ def _look_here_last() -> None:
     sys.path.sort(key=lambda folder: folder in here)  # stable: the order of the others stays
 
 
-def import_required() -> str:
-    """Import the modules that every job needs. Return the traceback if that fails, else ""."""
+def import_required(modules: Sequence[str] = fork_server.REQUIRED_MODULES + fork_server.STEP_MODULES) -> str:
+    """Import modules that every job needs. Return the traceback if that fails, else ""."""
     was_enabled = gc.isenabled()  # a workload imported earlier may have disabled it
-    gc.disable()  # saves a quarter of the import time; the imports leave little garbage, which is collected below
+    gc.disable()  # saves a quarter of the import time
     try:
-        for name in fork_server.REQUIRED_MODULES:
+        for name in modules:
             importlib.import_module(name)
     except Exception:
         return traceback.format_exc()
-    gc.collect()
     if was_enabled:
         gc.enable()
     gc.freeze()  # otherwise the garbage collector of a job process writes to, and so copies, every page
     return ""
+
+
+def _import_beside_the_first_process(modules: Sequence[str]) -> None:
+    """Import modules once this server has forked its first process, the last one when that process has ended.
+
+    The command then opens its stores. Everything is imported in the main thread between two requests: a forked process
+    would lose another thread, and with it the locks that it holds.
+    """
+    waiting_pid, left = os.getpid(), list(modules)
+
+    def import_next(*_: object) -> None:
+        global failure
+        if len(left) > 1 or not _has_child():  # else multiprocessing reports the end of the process too late
+            failure = failure or import_required([left.pop(0)])
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, _POLL_SECONDS)
+        else:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    def start() -> None:
+        nonlocal waiting_pid
+        if os.getpid() == waiting_pid:  # neither after a later process, nor in a job that forks
+            waiting_pid = 0
+            signal.signal(signal.SIGALRM, import_next)
+            signal.setitimer(signal.ITIMER_REAL, _POLL_SECONDS)
+
+    os.register_at_fork(after_in_parent=start)
+
+
+def _has_child() -> bool:
+    """Return whether a process that this server has forked runs, or has not been waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _run_leading_imports() -> None:
@@ -87,10 +123,13 @@ def _preload() -> None:
     finally:
         gc.enable()
     is_left_to_jobs = "torch" not in sys.modules
+    inspects = os.environ.pop(fork_server.INSPECTS_VARIABLE, "")
     if not is_left_to_jobs:
-        failure = import_required()
+        failure = import_required(fork_server.REQUIRED_MODULES) if inspects else import_required()
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    if inspects and not is_left_to_jobs:
+        _import_beside_the_first_process(fork_server.STEP_MODULES)
     atexit.register(os._exit, 0)  # the normal shutdown of torch is slow and prints complaints to stderr
 
 

@@ -59,9 +59,9 @@ class JobRunner:
         self._note = ""
         self._has_logged_note = False
 
-    def start(self) -> None:
-        """Start to import torch in the fork server, ahead of the first job. Do not wait."""
-        fork_server.start(self._imports)
+    def start(self, *, inspects: bool = False) -> None:
+        """Start to import torch in the fork server, ahead of the first job, or of an inspection. Do not wait."""
+        fork_server.start(self._imports, inspects=inspects)
 
     def inspect(self, job: Job) -> Inspection:
         """Return what the device supports and what the workload declares.

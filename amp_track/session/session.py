@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 from amp_track.config import torchrun
@@ -33,7 +34,7 @@ _LONG_SECONDS = 30.0
 class Runner(Protocol):
     """The runner of a session's jobs: the `JobRunner`, or a simulated device."""
 
-    def start(self) -> None: ...
+    def start(self, *, inspects: bool) -> None: ...
     def inspect(self, job: Job) -> Inspection: ...
     def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult: ...
     def measure(self, job: Job) -> JobResult: ...
@@ -74,11 +75,12 @@ class Session:
         source.check_reference(request.job.workload)
         runner = runner or _runner(request)
         with progress.working("importing torch, inspecting device and workload"), interrupts.nothing_to_end():
-            runner.start()
-            if uses_stores:
-                _import_libraries(request)
-            interrupts.check()
+            runner.start(inspects=True)
+            libraries = _import_libraries(request) if uses_stores else None
             inspection = _inspect(runner, request.job)
+            if libraries is not None:
+                libraries.result()
+            interrupts.check()
         checks.check_supported(request, inspection, precisions or (), trains=uses_stores)
         if precisions is None:
             precisions = tuple(name for name in PRECISIONS if inspection.support(name).supported)
@@ -164,20 +166,28 @@ def _runner(request: Request) -> Runner:
     return DistributedRunner(launch, request.job.workload)
 
 
-def _import_libraries(request: Request) -> None:
-    """Import mlflow, optuna and matplotlib while the fork server imports torch on another core (three seconds)."""
+def _import_libraries(request: Request) -> Future[None]:
+    """Start to import mlflow, optuna and matplotlib in a thread, while the fork server imports torch on another core.
+
+    The future waits for all but matplotlib, which the first plot needs.
+    """
+    thread = ThreadPoolExecutor(1)
+    libraries = thread.submit(_warm_up, request)
+    thread.submit(figures.warm_up)
+    thread.shutdown(wait=False)
+    return libraries
+
+
+def _warm_up(request: Request) -> None:
+    """Import and prepare mlflow and optuna."""
     was_enabled = gc.isenabled()
     gc.disable()  # it takes a fifth of the time of imports, which leave little garbage
     try:
         from amp_track import tracking
         from amp_track.study import opening, storage  # noqa: F401
 
-        interrupts.check()
         opening.warm_up(request.stores.storage)
-        interrupts.check()
         tracking.warm_up(request.stores.mlflow.url)
-        interrupts.check()
-        figures.warm_up()
     finally:
         if was_enabled:
             gc.enable()

@@ -31,7 +31,8 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 
 def warm_up(url: str) -> None:
     """Import and prepare everything that opening the database at `url` needs, which takes a while. Write nothing."""
-    if StoreAddress.parse(url).kind != "journal":
+    address = StoreAddress.parse(url)
+    if address.kind != "journal" and (address.file is None or not sqlite_files.read(address.file).tables):
         _statements()
 
 

@@ -15,7 +15,7 @@ from support import FAULTS, ROOT
 from amp_track.runner import fork_server
 
 
-@pytest.mark.parametrize("name", [fork_server.PRELOAD_MODULE, *fork_server.REQUIRED_MODULES])
+@pytest.mark.parametrize("name", [fork_server.PRELOAD_MODULE, *fork_server.REQUIRED_MODULES, *fork_server.STEP_MODULES])
 def test_every_name_is_a_module(name: str) -> None:
     assert importlib.util.find_spec(name) is not None
 
@@ -64,6 +64,33 @@ def test_a_wrong_name_fails_the_job(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert "AmpTrackError: The fork server cannot import a module that every job needs" in done.stderr
     assert "ModuleNotFoundError: No module named 'amp_track.runner.renamed_since'" in done.stderr
+
+
+_TELLS_WHAT_IS_IMPORTED = """
+import sys
+print("torch._dynamo" in sys.modules, file=sys.stderr)
+"""
+_INSPECTS_AND_RUNS = """
+import time
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.runner.runner import JobRunner
+runner = JobRunner({workload!r})
+runner.start(inspects=True)
+job = Job(workload={workload!r}, precision="fp32", epochs=1, device="cpu")
+job = resolve(job, runner.inspect(job))
+time.sleep(0.1)  # the server looks every 10 ms whether the inspection has ended
+print(*(runner.run(job).status for _ in range(2)))
+"""
+
+
+@pytest.mark.nightly
+def test_only_the_inspection_starts_before_the_imports_of_a_step(tmp_path: Path) -> None:
+    workload = tmp_path / "workload.py"
+    workload.write_text(Path(FAULTS).read_text() + _TELLS_WHAT_IS_IMPORTED)
+    done = run("-c", _INSPECTS_AND_RUNS.format(workload=str(workload)))
+    assert done.stdout == "fits fits\n"
+    assert done.stderr.split() == ["False", "True", "True"]
 
 
 _KILLED = f"""
