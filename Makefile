@@ -10,8 +10,8 @@ BOUND := --timeout 600
 
 .PHONY: search test test-slow test-all test-oldest test-nightly fuzz audit lint format gpu benchmark finders published docs docs-all mutants faults clean
 
-search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
-	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --time-limit 51s
+search: $(VENV)/installed  ## the digits example: max batches and trainings within 64 MiB of main memory; a minute
+	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --time-limit 110s
 
 test: $(VENV)/installed-dev  ## the quick tests, of every module: three minutes on two cores
 	$(PYTEST) $(BOUND) $(ARGS) -m "not slow and not nightly"

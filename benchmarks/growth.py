@@ -1,11 +1,11 @@
 """Measure the cost of a growing study: start, next proposal, records of a trial, page, and memory.
 
-    python -m benchmarks.growth [--counts 10,100,1000,10000] [--repeats 3]
+    python -m benchmarks.growth [--counts 10,100,1000,10000] [--repeats 3] [--workers 8]
 
 The study searches batch size and learning rate for the digits, in fp32, with trainings of two steps, in SQLite. It runs
 a few trainings. One of them is then copied in both databases up to each count, with random batch size, learning rate
-and metric. A command resumes the search for one training, a timed process for a few more, and another writes the
-report.
+and metric. A command resumes the search for one training, a timed process for a few more, several search workers at the
+same time for a few each, and another command writes the report.
 
 Writes benchmarks/results/growth-cpu.json and prints the same as a table.
 """
@@ -58,9 +58,12 @@ class NotedJobRunner(JobRunner):
         super().__init__(workload, steps_back=True)
         self.begun: list[float] = []
         self.ended: list[float] = []
+        self.commits: list[int] = []
+        """The commits in both databases before each job."""
 
     def run(self, job: Job, *arguments: Any, **settings: Any) -> JobResult:
         self.begun.append(time.time())
+        self.commits.append(sum(map(change_counter, ("optuna.db", "mlflow.db"))))
         job_result = super().run(job, *arguments, **settings)
         self.ended.append(time.time())
         return job_result
@@ -100,10 +103,48 @@ def resume(count: int) -> dict[str, Any]:
         "proposal_seconds": statistics.median(proposals),
         "between_jobs_seconds": statistics.median(between),
         "records_seconds": statistics.median(others),
+        "commits": statistics.median(later - sooner for sooner, later in itertools.pairwise(runner.commits)),
         "records": records_of_last_trial(),
         "end_seconds": time.time() - runner.ended[-1],
         "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MEBIBYTE,
     }
+
+
+def join(total: int) -> dict[str, Any]:
+    """Search as one of several workers until the study has `total` trainings. Run it in a separate process."""
+    runner = NotedJobRunner(DIGITS)
+    search(total, runner)
+    return {
+        "begun": runner.begun,
+        "ended": runner.ended,
+        "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MEBIBYTE,
+    }
+
+
+def share(folder: Path, count: int, workers: int) -> dict[str, float]:
+    """Let search workers, each in its process, continue a study of `count` trainings together. Return their cost."""
+    total = count + workers * MORE
+    command = [sys.executable, "-m", "benchmarks.growth", "--child", "join", str(total)]
+    begun = [
+        subprocess.Popen(command, cwd=folder, env=os.environ | processes.ENVIRONMENT, stdout=subprocess.PIPE)
+        for _ in range(workers)
+    ]
+    found = [json.loads(process.communicate()[0]) for process in begun]
+    gaps = [next_ - end for each in found for end, next_ in zip(each["ended"], each["begun"][1:], strict=False)]
+    jobs = [end - begin for each in found for begin, end in zip(each["begun"], each["ended"], strict=True)]
+    seconds = max(max(each["ended"]) for each in found) - min(min(each["begun"]) for each in found)
+    return {
+        "workers_between_jobs_seconds": statistics.median(gaps),
+        "workers_job_seconds": statistics.median(jobs),
+        "workers_trainings_per_second": len(jobs) / seconds,
+        "workers_memory_mib": max(each["memory_mib"] for each in found),
+    }
+
+
+def change_counter(file: str) -> int:
+    """Return how often an SQLite file without a write-ahead log has been changed, by its header."""
+    with Path(file).open("rb") as stream:
+        return int.from_bytes(stream.read(28)[24:], "big")
 
 
 def _ends_of(owner: Any, name: str) -> list[float]:
@@ -158,7 +199,7 @@ def start(count: int) -> dict[str, float]:
         assert resumed.stderr is not None
         said = [(time.perf_counter() - began, line) for line in resumed.stderr]
     assert resumed.returncode == 0, said
-    (seconds,) = [seconds for seconds, line in said if line.startswith("training inside")]
+    (seconds,) = [seconds for seconds, line in said if line.startswith("training within")]
     return {"start_seconds": seconds}
 
 
@@ -261,9 +302,10 @@ def grow(count: int) -> None:
         mlflow.commit()
 
 
-def measure(counts: list[int], repeats: int) -> dict[str, Any]:
+def measure(counts: list[int], repeats: int, workers: int) -> dict[str, Any]:
     """Return the median cost per count. The counts take turns, because the speed of a machine varies over time."""
-    result = provenance.provenance(JobRunner(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats, "trainings": MORE}
+    result = provenance.provenance(JobRunner(DIGITS).inspect(Job(workload=DIGITS)))
+    result |= {"n": repeats, "trainings": MORE, "workers": workers}
     found: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "made"
@@ -274,7 +316,8 @@ def measure(counts: list[int], repeats: int) -> dict[str, Any]:
             shutil.copytree(made, place)
             child(place, "grow", count)
             resumed = child(place, "start", count) | import_alone() | child(place, "resume", count + 1)
-            runs.append(resumed | child(place, "report"))
+            shared = share(place, count + 1 + MORE, workers)
+            runs.append(resumed | shared | child(place, "report"))
             print(count, runs[-1], file=sys.stderr)
             shutil.rmtree(place)
     rows = [
@@ -299,6 +342,10 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "next proposal": lambda row: f"{1000 * row['proposal_seconds']:.0f} ms",
     "between two jobs": lambda row: f"{1000 * row['between_jobs_seconds']:.0f} ms",
     "without the proposal": lambda row: f"{1000 * row['records_seconds']:.0f} ms",
+    "between two jobs, 8 workers": lambda row: f"{1000 * row['workers_between_jobs_seconds']:.0f} ms",
+    "trainings per second, 8 workers": lambda row: f"{row['workers_trainings_per_second']:.1f}",
+    "memory of one of 8 workers": lambda row: f"{row['workers_memory_mib']:.0f} MiB",
+    "commits of a trial": lambda row: f"{row['commits']:.0f}",
     "rows of a trial": lambda row: f"{row['records']}",
     "end": lambda row: f"{row['end_seconds']:.1f} s",
     "memory": lambda row: f"{row['memory_mib']:.0f} MiB",
@@ -324,6 +371,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--counts", default="10,100,1000,10000", help="trials (default 10,100,1000,10000)")
     parser.add_argument("--repeats", type=int, default=3, help="measurements per count (default 3)")
+    parser.add_argument("--workers", type=int, default=8, help="search workers at the same time (default 8)")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:
@@ -333,11 +381,12 @@ def main() -> None:
             "grow": lambda: grow(int(count)),
             "start": lambda: start(int(count)),
             "resume": lambda: resume(int(count)),
+            "join": lambda: join(int(count)),
             "report": report,
         }[what]()
         print(json.dumps(done))
         return
-    result = measure([int(count) for count in arguments.counts.split(",")], arguments.repeats)
+    result = measure([int(count) for count in arguments.counts.split(",")], arguments.repeats, arguments.workers)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "growth-cpu.json").write_text(json.dumps(result, indent=2) + "\n")
     show(result)

@@ -89,7 +89,7 @@ def _sessions(request: Request, runner: Runner | None) -> tuple[Session, dict[st
 
 
 def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None:
-    from amp_track.study import storage, trials
+    from amp_track.study import trials
     from amp_track.study.max_batches import memory_violation
 
     base = tracked_study.session
@@ -113,8 +113,8 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
             where = pace.next(len(grid.trained()), len(grid.points))
             of_value = dataclasses.replace(tracked_study, session=session)
             job_result, run_id = run_trial(of_value, asked.trial, job, note=note, where=where)
-            storage.constrain(asked.trial, "memory", memory_violation(job_result, job.memory_budget_bytes))
-            asked.value = grid.record(asked.trial, job_result, run_id)
+            constraint = "memory", memory_violation(job_result, job.memory_budget_bytes)
+            asked.value = grid.record(asked.trial, job_result, run_id, constraint=constraint)
 
 
 def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run: StudyRun) -> CompareResult:

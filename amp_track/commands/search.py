@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _FEWEST_SEEDS = 2
 """Fewer seeds cannot estimate the noise."""
+_SLOW = 0.5
+"""A precision below this fraction of the speed of fp32 is not worth more than one training."""
 
 
 @interrupted_safely
@@ -92,12 +94,19 @@ def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline:
     from amp_track.study import search, trials
 
     session, options = tracked_study.session, tracked_study.session.request.search_options
+    slow = _slow_precisions(fitted)
+    skipped = frozenset(name for name, ratio in slow.items() if ratio * (options.trials - 1) < 1)
     progress.say(f"training within the max batches: up to {options.trials} trials")
+    for name, ratio in slow.items():
+        what = "not trained, which would take longer than all other trials" if name in skipped else "trained only once"
+        progress.say(f"{name} runs at {ratio:.2g} × the speed of {REFERENCE} here: {what}")
     space = search.Space(
         max_batches=fitted.max_batch,
         reference_batch_size=session.inspection.batch_size,
         lr_range=options.lr_range,
         emulated=frozenset(session.cautions),
+        slow=frozenset(slow),
+        skipped=skipped,
     )
     within = search.TrainingSearch(
         study=tracked_study.study,
@@ -113,7 +122,15 @@ def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline:
             job_result, run_id = within.known(asked.trial) or run_trial(
                 tracked_study, asked.trial, job, where=pace.next(len(within.complete()), options.trials)
             )
-            asked.value = within.record(asked.trial, job_result, run_id)
+            asked.value = within.record(asked.trial, job, job_result, run_id)
+
+
+def _slow_precisions(fitted: MaxBatchResult) -> dict[str, float]:
+    """Return the precisions that do not pay on this device, with their speed at the max batch relative to fp32's."""
+    speeds = {name: fitted.precisions[name].samples_per_second or 0.0 for name in fitted.max_batch}
+    of_fp32 = speeds.get(REFERENCE)
+    ratios = {name: speed / of_fp32 for name, speed in speeds.items() if speed} if of_fp32 else {}
+    return {name: ratio for name, ratio in ratios.items() if ratio < _SLOW}
 
 
 def _train_seeds(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline: float) -> None:

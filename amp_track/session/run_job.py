@@ -59,12 +59,12 @@ def run_trial(
     if proposal is not None:
         tags["amp_track.reason"] = proposal.reason
     with tracked.tracker.run(name, parent=tracked.parent, tags=tags) as run:
-        trial.set_user_attr(storage.RUN_ID, run.run_id)
         run.predicted(proposal.predicted_bytes if proposal is not None else None)
         job_result = run_tracked(session, job, run, kind=kind, title=title, plots=tracked.plots, where=where)
         if proposal is not None or job_result.status is not JobStatus.TIMED_OUT:  # a slow training is a result too
             if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
                 with contextlib.suppress(StoreFailed):  # report the crash, not the store's failure
+                    trial.set_user_attr(storage.RUN_ID, run.run_id)
                     dashboard.note_failure(trial, job_result)
             raise_on_crash(job, job_result)
     metric_name = session.inspection.metric_name if proposal is None else None  # a probe has no useful metric

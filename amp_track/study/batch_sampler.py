@@ -442,13 +442,14 @@ class BatchSampler(optuna.samplers.BaseSampler):
 
     def suggest(self, trial: optuna.Trial) -> Proposal:
         """Return the job that `sample_relative` has claimed for this trial; prune the trial if no job is left."""
-        trial.suggest_categorical("precision", PRECISIONS)
-        trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
+        with storage.one_commit(trial):
+            trial.suggest_categorical("precision", PRECISIONS)
+            trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
         # The trial itself has read its attributes before the claim was written.
         proposal = _claim_of(trial.storage.get_trial(optuna_internals.id_of(trial)))
         assert proposal is not None, "its params are those of a claim"
-        for name in ("kind", "reason", "predicted_bytes"):
-            trial.set_user_attr(name, getattr(proposal, name))
+        shown = ("kind", "reason", "predicted_bytes")
+        storage.set_attributes(trial, {name: getattr(proposal, name) for name in shown})
         return proposal
 
     def sample_relative(
@@ -464,8 +465,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
 
     def _wait_for_turn(self, study: optuna.Study, number: int) -> Proposal | None:
         while True:
-            storage.end_stale_trials(study)
-            trials = study.get_trials(deepcopy=False)
+            trials = storage.end_stale_trials(study)
             earlier = [trial for trial in trials if trial.number < number and trial.state is TrialState.RUNNING]
             if all(_CLAIM in trial.system_attrs for trial in earlier):
                 try:

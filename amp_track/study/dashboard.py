@@ -74,17 +74,15 @@ def note_failure(trial: optuna.Trial, job_result: JobResult) -> None:
     note_on(trial.study, "\n\n".join(lines), trial=trial)
 
 
-def show_columns(trial: optuna.Trial, job_result: JobResult) -> None:
-    """Set user attributes of a training, which optuna-dashboard shows as columns."""
+def columns(job_result: JobResult) -> dict[str, str | float]:
+    """Return the user attributes of a training that optuna-dashboard shows as columns."""
     columns: dict[str, str | float | None] = {
         "status": job_result.ended,
         "wall seconds": round(job_result.wall_seconds, 1),
         "peak MiB": mebibytes(job_result.peak_bytes),
         "skipped steps": job_result.skipped_steps if job_result.scale is not None else None,
     }
-    for name, value in columns.items():
-        if value is not None:
-            trial.set_user_attr(name, value)
+    return {name: value for name, value in columns.items() if value is not None}
 
 
 def mebibytes(size_bytes: int | None) -> float | None:

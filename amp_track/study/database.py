@@ -90,6 +90,7 @@ class SharedStorage(RDBStorage):
         self._lost_since: float | None = None
         self._has_warned = False
         self._stale_since: dict[int, float] = {}
+        self._params: list[tuple[Any, ...]] | None = None
         super().__init__(url, **arguments)
 
     @functools.cached_property
@@ -109,6 +110,27 @@ class SharedStorage(RDBStorage):
             if (stored.state, stored.values) != (state, list(values) if values is not None else None):
                 raise
             return True
+
+    @contextlib.contextmanager
+    def one_commit(self) -> Iterator[None]:
+        """Store the params that are chosen in the block in one commit, at its end."""
+        params: list[tuple[Any, ...]] = []
+        self._params = params
+        try:
+            yield
+        finally:
+            self._params = None
+        self.patiently(optuna_internals.write_params, self, params)
+
+    def _set_trial_param(self, *arguments: Any) -> None:
+        if self._params is None:
+            self.patiently(super()._set_trial_param, *arguments)
+        else:
+            self._params.append(arguments)
+
+    def set_trial_attributes(self, trial_id: int, user: Mapping[str, Any], system: Mapping[str, Any]) -> None:
+        """Set user and system attributes of a running trial, in one commit."""
+        self.patiently(optuna_internals.write_attributes, self, trial_id, user, system)
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
         """Return the trials without a heartbeat for the grace period.

@@ -90,10 +90,12 @@ class Grid:
                     trial.set_user_attr(name, value)
         return point
 
-    def record(self, trial: optuna.Trial, job_result: JobResult, run_id: str) -> float:
+    def record(
+        self, trial: optuna.Trial, job_result: JobResult, run_id: str, *, constraint: tuple[str, float] | None = None
+    ) -> float:
         """Store the result of a training in its trial. Return the value of the trial."""
-        storage.remember(trial, job_result, run_id)
-        dashboard.show_columns(trial, job_result)
+        columns = dashboard.columns(job_result)
+        storage.remember(trial, job_result, run_id, constraint=constraint, columns=columns)
         return self._value(job_result)
 
     def trained(self) -> list[Trained]:

@@ -38,8 +38,8 @@ _TRIAL_OF_SEARCH = "trial of the search"
 
 def record(trial: optuna.Trial, proposal: Proposal, job_result: JobResult, run_id: str, budget_bytes: int) -> float:
     """Store the result of a job in its trial. Return the value of the trial, to maximize."""
-    storage.remember(trial, job_result, run_id)
-    storage.constrain(trial, "memory", memory_violation(job_result, budget_bytes))
+    violation = memory_violation(job_result, budget_bytes)
+    storage.remember(trial, job_result, run_id, constraint=("memory", violation))
     return float(proposal.batch_size if job_result.fits else 0)
 
 

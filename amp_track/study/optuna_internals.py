@@ -5,7 +5,8 @@ Each comment says what breaks if that part changes. Imports that move fail with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,8 @@ import sqlalchemy
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._heartbeat import BaseHeartbeat as BaseHeartbeat  # for journals, too
 from optuna.storages._rdb import models
+from optuna.storages._rdb.storage import _create_scoped_session
+from optuna.study._constrained_optimization import _CONSTRAINTS_KEY
 from optuna.study._frozen import FrozenStudy as FrozenStudy
 from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
 from optuna.trial import FrozenTrial, TrialState
@@ -40,6 +43,45 @@ def id_of(trial: optuna.Trial | FrozenTrial) -> int:
 def with_cache(storage: optuna.storages.RDBStorage) -> optuna.storages.BaseStorage:
     """Add Optuna's cache of finished trials; without it, each study that is opened reads all trials again."""
     return _CachedStorage(storage)
+
+
+def without_cache(storage: optuna.storages.BaseStorage) -> optuna.storages.BaseStorage:
+    return storage._backend if isinstance(storage, _CachedStorage) else storage  # each attribute is a commit
+
+
+def trials_of_step(study: optuna.Study) -> list[FrozenTrial]:
+    """Return the trials as the sampler reads them: once after `ask`, whereas `get_trials` reads at each call."""
+    return study._get_trials(deepcopy=False, use_cache=True)  # no search can choose a trial
+
+
+def constraint_attribute(name: str) -> str:
+    return f"{_CONSTRAINTS_KEY}:{name}"  # constraints have no effect; a test compares it with Optuna's own
+
+
+def write_params(storage: optuna.storages.RDBStorage, params: Sequence[tuple[Any, ...]]) -> None:
+    """Write params in one transaction, from arguments of `_set_trial_param`. A repetition changes nothing."""
+    with _create_scoped_session(storage.scoped_session, True) as session:
+        for arguments in params:
+            storage._set_trial_param_without_commit(session, *arguments)
+
+
+def write_attributes(
+    storage: optuna.storages.RDBStorage, trial_id: int, user: Mapping[str, Any], system: Mapping[str, Any]
+) -> None:
+    """Write attributes of a trial in one transaction; Optuna commits each. A repetition changes nothing."""
+    kinds = ((models.TrialUserAttributeModel, user), (models.TrialSystemAttributeModel, system))
+    with Session(storage.engine) as session, session.begin():
+        state = session.query(models.TrialModel.state).filter_by(trial_id=trial_id).scalar()
+        storage.check_trial_is_updatable(trial_id, state)
+        for model, attributes in kinds:
+            if attributes:
+                rows = [
+                    {"trial_id": trial_id, "key": name, "value_json": json.dumps(value)}
+                    for name, value in attributes.items()
+                ]
+                known = sqlalchemy.delete(model).where(model.trial_id == trial_id, model.key.in_(list(attributes)))
+                session.execute(known)
+                session.execute(sqlalchemy.insert(model), rows)
 
 
 def pareto_front(study: optuna.Study, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
@@ -36,6 +39,10 @@ class Space:
     """The interval of learning rates to search, or None for the learning rate of the job."""
     emulated: frozenset[str] = frozenset()
     """The precisions that the device emulates: trained last, because they are the least informative."""
+    slow: frozenset[str] = frozenset()
+    """The precisions that are too slow to choose here: trained once, last, at the workload's batch size."""
+    skipped: frozenset[str] = frozenset()
+    """The slow precisions that are not trained at all."""
 
     def suggest(self, trial: optuna.Trial, job: Job) -> Job:
         """Return the job of one trial. The range of the batch size depends on the precision, which TPE allows."""
@@ -66,13 +73,31 @@ class Space:
         The most informative come first, because time may run out.
         """
         found: list[dict[str, str | int]] = []
-        for is_emulated in (False, True):
+        for is_last in (False, True):
             for at_most in (self.reference_batch_size, math.inf):
                 for name, max_batch in self.max_batches.items():
                     landmark: dict[str, str | int] = {"precision": name, "batch_size": int(min(at_most, max_batch))}
-                    if (name in self.emulated) == is_emulated and landmark not in found:
+                    if name in self.skipped or (name in self.slow and at_most > self.reference_batch_size):
+                        continue
+                    if (name in self.slow | self.emulated) == is_last and landmark not in found:
                         found.append(landmark)
         return found
+
+
+class _TrainingSampler(TPESampler):
+    """TPE that never draws a slow precision. All precisions stay choices, because Optuna forbids others later."""
+
+    def __init__(self, seed: int, slow: frozenset[str]) -> None:
+        super().__init__(seed=seed)
+        self._slow, self._chance = slow, random.Random(seed)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        drawn = super().sample_independent(study, trial, param_name, param_distribution)
+        if drawn in self._slow and isinstance(param_distribution, CategoricalDistribution):
+            return self._chance.choice([name for name in param_distribution.choices if name not in self._slow])
+        return drawn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,8 +119,7 @@ class TrainingSearch:
         of the monotonic clock.
         """
         while True:
-            storage.end_stale_trials(self.study)
-            begun = _begun(all_trials := self.study.get_trials(deepcopy=False))
+            begun = _begun(all_trials := storage.end_stale_trials(self.study))
             if sum(trial.state is TrialState.COMPLETE for trial in begun) >= self.trials or time.monotonic() > deadline:
                 return False
             if len(begun) < self.trials:
@@ -106,29 +130,30 @@ class TrainingSearch:
     def suggest(self, trial: optuna.Trial) -> Job:
         """Return the job of a trial. Raise TrialPruned if another search worker trains the same or the last one."""
         storage.name_worker(trial)
-        _leave_to_others(trial.number, _begun(self.study.get_trials(deepcopy=False)), wanted=self.trials)
+        _leave_to_others(trial.number, _begun(optuna_internals.trials_of_step(self.study)), wanted=self.trials)
         # With one seed, a resumed study or another search worker would repeat earlier draws.
-        self.study.sampler = TPESampler(seed=self.job.seed + _SEEDS_APART * trial.number)
-        job = self.space.suggest(trial, self.job)
-        trial.set_user_attr(storage.LEARNING_RATE, job.learning_rate)
-        return job
+        seed = self.job.seed + _SEEDS_APART * trial.number
+        self.study.sampler = _TrainingSampler(seed, self.space.slow)
+        with storage.one_commit(trial):
+            return self.space.suggest(trial, self.job)
 
     def complete(self) -> list[FrozenTrial]:
-        """Return the finished trials of all search workers."""
-        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        """Return the trials of all search workers that had finished before the last one of this search worker began."""
+        trials = optuna_internals.trials_of_step(self.study)
+        return [trial for trial in trials if trial.state is TrialState.COMPLETE]
 
     def known(self, trial: optuna.Trial) -> tuple[JobResult, str] | None:
         """Return the result and run id of a trial with the same settings, which a repetition would reproduce."""
-        same = next((earlier for earlier in self.complete() if earlier.params == trial.params), None)
+        params = trial.params
+        same = next((earlier for earlier in self.complete() if earlier.params == params), None)
         job_result = storage.job_result_of(same) if same is not None else None
         return (job_result, storage.run_id_of(same)) if same is not None and job_result is not None else None
 
-    def record(self, trial: optuna.Trial, job_result: JobResult, run_id: str) -> tuple[float, float]:
+    def record(self, trial: optuna.Trial, job: Job, job_result: JobResult, run_id: str) -> tuple[float, float]:
         """Store the result of a training in its trial. Return the values of the trial."""
-        storage.remember(trial, job_result, run_id)
-        dashboard.show_columns(trial, job_result)
         violation, metric = _violation_and_metric(job_result, self.job)
-        storage.constrain(trial, "trains", violation)
+        columns = {storage.LEARNING_RATE: job.learning_rate, **dashboard.columns(job_result)}
+        storage.remember(trial, job_result, run_id, constraint=("trains", violation), columns=columns)
         if metric is not None:
             return metric, job_result.samples_per_second or 0.0
         # optuna-dashboard's Pareto front ignores constraints, so use values that cannot win in either direction.

@@ -6,6 +6,7 @@ process has died do not stay RUNNING.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -24,7 +25,7 @@ from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.result import JobResult
 from amp_track.stores.locks import store_lock
 from amp_track.study import dashboard, optuna_internals
-from amp_track.study.database import WORKER, worker_lock
+from amp_track.study.database import WORKER, SharedStorage, worker_lock
 from amp_track.study.opening import Storage, reading
 from amp_track.workers import liveness
 
@@ -140,20 +141,28 @@ def name_worker(trial: optuna.Trial) -> None:
     trial.set_user_attr(WORKER, liveness.this_process())
 
 
-def end_stale_trials(study: optuna.Study) -> None:
-    """End every RUNNING trial whose process has died as FAIL, and its MLflow run.
+def end_stale_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """End every RUNNING trial whose process has died as FAIL, and its MLflow run. Return all trials.
 
     A dead process of this host is detected at once. One of another host, or one that is stopped, is detected when the
     grace period since its last heartbeat has passed.
     """
+    trials = study.get_trials(deepcopy=False)
+    if not any(trial.state is TrialState.RUNNING for trial in trials):
+        return trials
     optuna.storages.fail_stale_trials(study)
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        worker = trial.user_attrs.get(WORKER)
-        if worker is None or not liveness.is_gone(worker):
-            continue
+    trials = study.get_trials(deepcopy=False)
+    gone = [trial for trial in trials if trial.state is TrialState.RUNNING and _has_died(trial)]
+    for trial in gone:
         # The trial may have ended, and then its process, since the trials were read.
         if study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True).state is TrialState.FAIL:
             report_stale_trial(study, trial)
+    return study.get_trials(deepcopy=False) if gone else trials
+
+
+def _has_died(trial: FrozenTrial) -> bool:
+    worker = trial.user_attrs.get(WORKER)
+    return worker is not None and liveness.is_gone(worker)
 
 
 def on_stale_trial(shared: Storage, end_run: Callable[[str, int], None]) -> None:
@@ -172,20 +181,43 @@ def report_stale_trial(study: optuna.Study, trial: FrozenTrial) -> None:
         callback(study, trial)
 
 
-def remember(trial: optuna.Trial, job_result: JobResult, run_id: str) -> None:
-    """Store the job result with the trial: the study is then enough to resume and to report."""
-    text = json.dumps(dataclasses.asdict(job_result))
-    trial.storage.set_trial_system_attr(optuna_internals.id_of(trial), JOB_RESULT, text)  # no column of the dashboard
+def one_commit(trial: optuna.Trial) -> contextlib.AbstractContextManager[None]:
+    """Store the params that a block chooses for a trial in one commit of a database."""
+    shared = optuna_internals.without_cache(trial.storage)
+    return shared.one_commit() if isinstance(shared, SharedStorage) else contextlib.nullcontext()
+
+
+def set_attributes(trial: optuna.Trial, user: Mapping[str, Any], *, system: Mapping[str, Any] | None = None) -> None:
+    """Set attributes of a running trial, in one commit of a database: each commit waits for the disk."""
+    shared, trial_id = optuna_internals.without_cache(trial.storage), optuna_internals.id_of(trial)
+    if isinstance(shared, SharedStorage):
+        shared.set_trial_attributes(trial_id, user, system or {})
+        return
+    for name, value in user.items():
+        shared.set_trial_user_attr(trial_id, name, value)
+    for name, value in (system or {}).items():
+        shared.set_trial_system_attr(trial_id, name, value)
+
+
+def remember(
+    trial: optuna.Trial,
+    job_result: JobResult,
+    run_id: str,
+    *,
+    constraint: tuple[str, float] | None = None,
+    columns: Mapping[str, Any] | None = None,
+) -> None:
+    """Store the job result with the trial: the study is then enough to resume and to report.
+
+    The constraint has a name and a violation; one of at most 0 is feasible. The dashboard shows the `columns`.
+    """
+    system: dict[str, Any] = {JOB_RESULT: json.dumps(dataclasses.asdict(job_result))}  # no column of the dashboard
+    if constraint is not None:
+        name, violation = constraint
+        system |= {optuna_internals.constraint_attribute(name): violation, dashboard.CONSTRAINTS: [violation]}
+    set_attributes(trial, {RUN_ID: run_id, **(columns or {})}, system=system)
     if not job_result.fits:
         dashboard.note_failure(trial, job_result)
-    if trial.user_attrs.get(RUN_ID) != run_id:  # often known already, and each attribute is a commit
-        trial.set_user_attr(RUN_ID, run_id)
-
-
-def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
-    """Set a constraint of a trial; a violation of at most 0 is feasible."""
-    trial.set_constraint(name, violation)
-    trial.storage.set_trial_system_attr(optuna_internals.id_of(trial), dashboard.CONSTRAINTS, [violation])
 
 
 def job_result_of(trial: FrozenTrial) -> JobResult | None:

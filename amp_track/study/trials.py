@@ -28,6 +28,8 @@ _log = logging.getLogger("amp_track.study")
 _NO_ANSWER = (StorageInternalError, SQLAlchemyError, StoreFailed, OSError)
 _HEARTBEAT_SECONDS = 1
 """How long the end of a trial waits for a heartbeat in a slow database."""
+_FIRST_HEARTBEAT_SECONDS = 0.25
+"""When the first heartbeat is sent: while the job runs. Without one, a trial is as good as with a new one."""
 
 
 @dataclass
@@ -67,7 +69,7 @@ def next_trial(study: optuna.Study) -> Iterator[NextTrial]:
         if any(map(math.isnan, values)):
             _tell(study, trial, TrialState.FAIL)
         else:
-            _tell(study, trial, TrialState.COMPLETE, list(values))
+            _tell(study, trial, TrialState.COMPLETE, [float(value) for value in values])
     except optuna.TrialPruned:
         with contextlib.suppress(UpdateFinishedTrialError):  # it has measured nothing
             _tell(study, trial, TrialState.PRUNED)
@@ -86,10 +88,12 @@ def next_trial(study: optuna.Study) -> Iterator[NextTrial]:
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, state: TrialState, values: list[float] | None = None) -> None:
-    """Tell the result of a trial. Raise UpdateFinishedTrialError if it has already ended with another one."""
-    told = study.tell(trial, values, state=state, skip_if_finished=True)
-    if (told.state, told.values) != (state, values):
-        raise UpdateFinishedTrialError
+    """Store the result of a trial. Raise UpdateFinishedTrialError if it has already ended with another one.
+
+    `Study.tell` reads the trial before and after.
+    """
+    shared, trial_id = optuna_internals.storage_of(study), optuna_internals.id_of(trial)
+    shared.set_trial_state_values(trial_id, state, values)
 
 
 @contextmanager
@@ -102,11 +106,11 @@ def _beating(study: optuna.Study, trial: optuna.Trial) -> Iterator[None]:
     is_over = threading.Event()
 
     def beat() -> None:
-        while True:
+        pause: float | None = _FIRST_HEARTBEAT_SECONDS
+        while not is_over.wait(pause):
             with contextlib.suppress(*_NO_ANSWER):  # try again with the next one
                 heartbeat.record_heartbeat(trial_id)
-            if is_over.wait(interval):
-                return
+            pause = interval
 
     thread = threading.Thread(target=beat, name=f"heartbeat of trial {trial_id}", daemon=True)
     thread.start()

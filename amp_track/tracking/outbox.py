@@ -394,18 +394,29 @@ class Direct:
 
     def __init__(self, client: mlflow.MlflowClient) -> None:
         self._client = client
+        self._lock = threading.Lock()
+        self._waiting: dict[str, CreateRun] = {}
+        self._ids: dict[str, str] = {}
 
     def create(self, write: CreateRun) -> str:
-        return str(write.create(self._client).info.run_id)
+        """Create a run with its first write, which is after the start of its job, and return its key."""
+        key = f"{_KEY}{uuid.uuid4().hex}"
+        self._waiting[key] = write
+        return key
 
     def write(self, run: str, write: Write) -> None:
         assert not isinstance(write, CreateRun)
-        write.send(self._client, run)
+        write.send(self._client, self.id_of(run))
         if isinstance(write, LogFile | LogCheckpoint):
             Path(write.file).unlink()
 
     def id_of(self, run: str) -> str:
-        return run
+        """Return the id of a run, which is created if it only has a key."""
+        with self._lock:  # plots are stored from another thread
+            if run in self._waiting:
+                self._ids[run] = str(self._waiting[run].create(self._client).info.run_id)
+                del self._waiting[run]
+        return self._ids.get(run, run)
 
     def drain(self, *, seconds: float = 0) -> bool:
         return True

@@ -34,6 +34,8 @@ from amp_track.tracking.writes import (
 )  # fmt: skip
 
 _FLUSH_SECONDS = 2.0
+_GO_ON_SECONDS = 10.0
+"""The least time between two checks of whether another search worker has ended the run of a study."""
 _TABLES = "mlflow.loggedArtifacts"  # the tag that lists the files that MLflow's UI shows as tables instead of JSON
 _MOST_ROWS = 100_000  # maximum number of rows of diagnosis.json: a long training could have millions
 
@@ -54,7 +56,8 @@ class Run:
         self._metrics: list[MetricRow] = []
         self._params: dict[str, str] = {}
         self._tags: dict[str, str] = {}
-        self._flushed = time.monotonic()
+        self._datasets: LogDatasets | None = None
+        self._flushed, self._went_on = time.monotonic(), -math.inf
         self._tables = json.loads(existing.data.tags.get(_TABLES, "[]")) if existing is not None else []
         self._diagnosed: list[LayerGradients] = []
         self.on_record: Mapping[str, Mapping[int, float]] = {}  # what a resumed run had logged, by step or epoch
@@ -136,7 +139,7 @@ class Run:
             self.metric(names.ZERO_FRACTION, sum(look.zero for look in of_step) / values, step)
 
     def dataset(self, found: Inspection) -> None:
-        write = LogDatasets(
+        self._datasets = LogDatasets(
             workload=found.workload_name,
             workload_digest=found.workload_digest,
             digest=found.dataset_digest,
@@ -145,7 +148,6 @@ class Run:
                 "eval": found.evaluation_samples,
             },
         )
-        self._sink.write(self._key, write)
 
     def text(self, file: str, text: str) -> None:
         self._sink.write(self._key, LogText(path=file, text=text))
@@ -174,6 +176,9 @@ class Run:
         self._sink.write(self._key, tag)
 
     def flush(self) -> None:
+        if self._datasets is not None:
+            self._sink.write(self._key, self._datasets)
+            self._datasets = None
         metrics, self._metrics = self._metrics, []
         params, self._params = list(self._without_clashes(self._params).items()), {}
         tags, self._tags = self._tags, {}
@@ -188,8 +193,13 @@ class Run:
         self._flushed = time.monotonic()
 
     def go_on(self, tags: dict[str, str]) -> None:
-        """Set the run to RUNNING again, with tags, if an interrupted search worker has ended it."""
-        self._sink.write(self._key, GoOn(tags=tags))
+        """Set the run to RUNNING again, with tags,, if an interrupted search worker has ended it.
+
+        This reads the run, so it is not repeated within seconds.
+        """
+        if time.monotonic() - self._went_on > _GO_ON_SECONDS:
+            self._sink.write(self._key, GoOn(tags=tags))
+            self._went_on = time.monotonic()
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED: not before its start, though the clock may have been set back."""

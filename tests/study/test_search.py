@@ -36,6 +36,23 @@ def test_what_tells_most_is_trained_first() -> None:
     assert order == [("fp32", 64), ("bf16", 32), ("fp32", 500), ("amp", 64), ("amp", 1000)]
 
 
+def test_a_slow_precision_is_trained_once_and_never_drawn() -> None:
+    space = Space(max_batches={"fp32": 500, "amp": 1000, "bf16": 32}, reference_batch_size=64, slow=frozenset({"amp"}))
+    study = opened()
+    search = TrainingSearch(study=study, space=space, job=Job(learning_rate=0.1), trials=20, higher_is_better=True)
+    trained = []
+    while search.is_anything_left():
+        with next_trial(study) as asked:
+            job = search.suggest(asked.trial)
+            trained.append((job.precision, job.batch_size))
+            result = JobResult(status=JobStatus.FITS, samples_per_second=1.0, metric=0.5)
+            asked.value = search.record(asked.trial, job, result, "run")
+    assert trained[:4] == [("fp32", 64), ("bf16", 32), ("fp32", 500), ("amp", 64)]
+    assert "amp" not in [precision for precision, _ in trained[4:]]
+    assert replace(space, skipped=space.slow).landmarks() == space.landmarks()[:3]
+    assert {"fp32", "bf16"} <= {precision for precision, _ in trained[4:]}
+
+
 @given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 2**40))
 def test_a_violation_is_positive_exactly_when_it_does_not_fit(peak: int, asked: int, budget: int) -> None:
     fits = JobResult(status=JobStatus.FITS, peak_bytes=peak)
@@ -55,7 +72,9 @@ def train_inside(study: optuna.Study, space: Space, trials: int, run_training: C
         with next_trial(study) as asked:
             job = search.suggest(asked.trial)
             known = search.known(asked.trial)
-            asked.value = search.record(asked.trial, *(known or (run_training(job, len(search.complete())), "run")))
+            asked.value = search.record(
+                asked.trial, job, *(known or (run_training(job, len(search.complete())), "run"))
+            )
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")  # `warnings.catch_warnings` is of one thread

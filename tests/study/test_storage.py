@@ -66,6 +66,31 @@ def test_a_job_result_survives_its_trial(
     assert storage.run_id_of(study.trials[0]) == "run"
 
 
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
+def test_what_a_trial_keeps_in_one_commit_is_what_optuna_keeps() -> None:
+    study = open_study()
+    ours, theirs = study.ask(), study.ask()
+    ours.set_user_attr(storage.RUN_ID, "an earlier run")
+    job_result = JobResult(status=JobStatus.FITS, peak_bytes=7)
+    storage.remember(ours, job_result, "run", constraint=("memory", -0.5), columns={"status": "fits"})
+    theirs.set_user_attr(storage.RUN_ID, "run")
+    theirs.set_user_attr("status", "fits")
+    theirs.set_constraint("memory", -0.5)
+    with storage.one_commit(ours):
+        assert ours.suggest_int("batch_size", 7, 7) == 7
+        assert not study.get_trials()[0].params
+    theirs.suggest_int("batch_size", 7, 7)
+    kept, expected = study.get_trials()
+    assert kept.user_attrs == expected.user_attrs
+    assert (kept.params, kept.distributions) == (expected.params, expected.distributions)
+    assert expected.system_attrs.items() <= kept.system_attrs.items()
+    assert expected.constraints.items() <= kept.constraints.items()
+    study.tell(ours, 1.0)
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+        storage.remember(ours, job_result, "another")
+    assert study.get_trials()[0].user_attrs[storage.RUN_ID] == "run"
+
+
 def test_the_parts_of_a_study_are_found_in_the_order_in_which_they_are_made() -> None:
     names = ["a/seeds", "b/compare", "a/train", "a/max-batch", "somebody else's", "c/other", "a/max-batch/bf16"]
     assert storage.parts_by_study(names) == {
