@@ -102,11 +102,17 @@ def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _start_imports(request: Request) -> None:
-    """Start to import torch for an inspection, while this process imports the modules of the command."""
+    """Start to import torch for an inspection, while this process imports the modules of the command.
+
+    A wrong name of a target is left to the command, which checks its other flags first.
+    """
     from amp_track.runner import fork_server, leading_imports  # not needed for --help
     from amp_track.targets import source
 
-    source.check_reference(request.job.workload)
+    try:
+        source.check_reference(request.job.workload)
+    except BadInput:
+        return
     if torchrun.launch() is None:  # its other ranks do not inspect
         fork_server.start(leading_imports.leading_imports(request.job.workload), inspects=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Protocol
 
 from amp_track.config import torchrun
@@ -76,10 +76,13 @@ class Session:
         runner = runner or _runner(request)
         with progress.working("importing torch, inspecting device and workload"), interrupts.nothing_to_end():
             runner.start(inspects=True)
-            libraries = _import_libraries(request) if uses_stores else None
-            inspection = _inspect(runner, request.job)
-            if libraries is not None:
-                libraries.result()
+            libraries = [_import_libraries(request)] if uses_stores else []
+            try:
+                inspection = _inspect(runner, request.job)
+            finally:  # alembic, which prepares the tables of both, works in one thread at a time
+                wait(libraries)
+            for each in libraries:
+                each.result()
             interrupts.check()
         checks.check_supported(request, inspection, precisions or (), trains=uses_stores)
         if precisions is None:

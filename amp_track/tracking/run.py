@@ -193,7 +193,7 @@ class Run:
         self._flushed = time.monotonic()
 
     def go_on(self, tags: dict[str, str]) -> None:
-        """Set the run to RUNNING again, with tags,, if an interrupted search worker has ended it.
+        """Set the run to RUNNING again, with tags, if an interrupted search worker has ended it.
 
         This reads the run, so it is not repeated within seconds.
         """

@@ -19,6 +19,7 @@ def test_every_setting_of_a_job_is_a_flag_of_train() -> None:
         "precision_words",
         "probe",
         "probe_to_the_end",
+        "speed_readings",
         "worst_batch",
         "epoch_steps",
     }
