@@ -18,7 +18,7 @@ from amp_track.config.job import Job, JobFolder, steps_per_epoch, total_steps
 from amp_track.config.precisions import PRECISIONS
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadOption
-from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
+from amp_track.records.events import EpochEnded, Event, Launched, Started, StepsRecorded
 from amp_track.records.hardware import Hardware
 from amp_track.records.plan import Forecast, Forecasts, ForecastTask
 from amp_track.records.result import JobResult, JobStatus, ScaleReport
@@ -158,6 +158,7 @@ class SimulatedRunner:
         steps = 2 if job.probe else total_steps(job, per_epoch)
         evaluates = not job.probe or job.probe_to_the_end or total_steps(job, per_epoch) > per_epoch
         scale = ScaleReport(initial=65536.0, final=65536.0, history=((0, 65536.0), (steps, 65536.0)))
+        on_event(Launched())
         on_event(Started(settings=(("fp32_precision.made_up", "ieee"),)))
         if self.streams and not job.probe:
             on_event(StepsRecorded(first_step=1, losses=tuple(1 / step for step in range(1, steps + 1))))

@@ -74,4 +74,9 @@ class Started:
     scale: float | None = None  # the initial scale of the GradScaler; None without one
 
 
-Event = EpochEnded | StepsRecorded | CheckpointWritten | FileWritten | Noted | StepsDone | Started
+@dataclass(frozen=True)
+class Launched:
+    """The processes of a job have been started. The only event from the job runner, not from the job."""
+
+
+Event = EpochEnded | StepsRecorded | CheckpointWritten | FileWritten | Noted | StepsDone | Started | Launched

@@ -19,7 +19,7 @@ from amp_track.config.inspection import Inspection
 from amp_track.config.job import ALONE, OUTPUT, Job, JobFolder, Rank, ranks_of_one_machine
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import TargetFailed, printable
-from amp_track.records.events import Event, Noted
+from amp_track.records.events import Event, Launched, Noted
 from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import crash_diagnosis, fork_server, job_processes, leading_imports, ranks
@@ -182,6 +182,7 @@ class JobRunner:
                     for rank in all_ranks
                 ]
                 self._has_killed = True  # in case an exception ends this block
+                on_event(Launched())
                 # The timeout does not start at `started`: the first process waits until torch is imported.
                 seconds = math.inf if job.job_timeout_seconds is None else job.job_timeout_seconds
                 job_processes.listen([*running, *beside], on_event, time.monotonic() + seconds)

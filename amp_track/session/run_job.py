@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_track.config.job import Job, JobFolder, steps_per_epoch
 from amp_track.records.errors import StoreFailed, TargetFailed
-from amp_track.records.events import CheckpointWritten, Event, Started
+from amp_track.records.events import CheckpointWritten, Event, Launched
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.records.units import format_bytes
 from amp_track.report import progress
@@ -60,11 +60,19 @@ def run_trial(
         tags["amp_track.reason"] = proposal.reason
     with tracked.tracker.run(name, parent=tracked.parent, tags=tags) as run:
         run.predicted(proposal.predicted_bytes if proposal is not None else None)
-        job_result = run_tracked(session, job, run, kind=kind, title=title, plots=tracked.plots, where=where)
+        job_result = run_tracked(
+            session,
+            job,
+            run,
+            kind=kind,
+            title=title,
+            plots=tracked.plots,
+            where=where,
+            on_start=lambda: trial.set_user_attr(storage.RUN_ID, run.run_id),
+        )
         if proposal is not None or job_result.status is not JobStatus.TIMED_OUT:  # a slow training is a result too
             if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
                 with contextlib.suppress(StoreFailed):  # report the crash, not the store's failure
-                    trial.set_user_attr(storage.RUN_ID, run.run_id)
                     dashboard.note_failure(trial, job_result)
             raise_on_crash(job, job_result)
     metric_name = session.inspection.metric_name if proposal is None else None  # a probe has no useful metric
@@ -88,12 +96,13 @@ def run_tracked(
     resume_from: Path | None = None,
     plots: LatePlots | None = None,
     where: str = "",
+    on_start: Callable[[], None] = lambda: None,
 ) -> JobResult:
     """Run a resolved job and log it to a new or resumed run, also if it fails.
 
     The title is that of the progress bar and of the plot of the curves; `where` is the state of the search. The `plots`
     of a study draw the curves of this training during the next job. A training without them prints its epochs and keeps
-    its weights.
+    its weights. `on_start` is called while the processes of the job start.
     """
     from amp_track import tracking
 
@@ -116,8 +125,9 @@ def run_tracked(
             if curves is not None:
                 curves.add(event)
             run.event(event, metric_name)
-            if isinstance(event, Started):
-                run.flush()  # writes the description of the run while the job starts
+            if isinstance(event, Launched):  # create and describe the run while the job starts
+                run.flush()
+                on_start()
             show(event)
 
         resumed = str(resume_from) if resume_from is not None else None
