@@ -127,16 +127,15 @@ def search_summary() -> None:
     rows = []
     for row in record["summary"]:
         max_batch, best = row["at_max_batch"], row["best"]
-        few = " (few!)" if row["made_few_optimizer_steps"] else ""
-        rows.append(
-            [
-                row["precision"],
-                str(max_batch["batch_size"]),
-                f"{max_batch['samples_per_second']:,.0f}",
+        accuracies = ["not trained: too slow here", ""]
+        if best is not None:
+            few = " (few!)" if row["made_few_optimizer_steps"] else ""
+            accuracies = [
                 f"{max_batch['metric']:.4f} after {max_batch['optimizer_steps']} steps{few}",
                 f"{best['metric']:.4f} after {best['optimizer_steps']} steps at batch {best['batch_size']}",
             ]
-        )
+        speed = f"{max_batch['samples_per_second']:,.0f}"
+        rows.append([row["precision"], str(max_batch["batch_size"]), speed, *accuracies])
     _print_table(["precision", "max batch", "its samples/s", "its accuracy", "best accuracy"], rows)
     print(f"\n*{_made_on(record)}, one seed; {record['seconds']} s*")
 

@@ -338,7 +338,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         batches = self.goal.candidates(largest or max_batch.batch_size)
         batch_size = recommended_batch.next_to_time(readings, batches) if self.goal.confirm else None
         if batch_size is not None:
-            return proposal(batch_size, "timing", f"reading {len(readings.get(batch_size, ())) + 1} of its speed")
+            return proposal(batch_size, "timing", "to time it: it may be recommended")
         if batches and batches[0] not in readings:
             return proposal(batches[0], "multiple", "to recommend it")
         return None
