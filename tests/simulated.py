@@ -118,6 +118,7 @@ class SimulatedRunner:
     def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
         interrupts.check()  # the real job runner waits for a process here
         self.jobs.append(job)
+        on_event(Launched())
         if (failure := self.fails(job)) is not None:
             return failure
         assert job.batch_size is not None
@@ -158,7 +159,6 @@ class SimulatedRunner:
         steps = 2 if job.probe else total_steps(job, per_epoch)
         evaluates = not job.probe or job.probe_to_the_end or total_steps(job, per_epoch) > per_epoch
         scale = ScaleReport(initial=65536.0, final=65536.0, history=((0, 65536.0), (steps, 65536.0)))
-        on_event(Launched())
         on_event(Started(settings=(("fp32_precision.made_up", "ieee"),)))
         if self.streams and not job.probe:
             on_event(StepsRecorded(first_step=1, losses=tuple(1 / step for step in range(1, steps + 1))))

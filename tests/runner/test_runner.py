@@ -15,7 +15,7 @@ from support import DIGITS, FAULTS, MEBIBYTE, OUR_FRAMES, ROOT, WORKLOADS
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
 from amp_track.records.errors import BadInput, TargetFailed
-from amp_track.records.events import EpochEnded, Event, Started
+from amp_track.records.events import EpochEnded, Event, Launched, Started
 from amp_track.records.result import JobStatus
 from amp_track.runner.runner import JobRunner
 
@@ -27,9 +27,11 @@ def test_a_job_that_fits_streams_its_epochs(runner: JobRunner, fault_job: FaultJ
     job_result = runner.run(fault_job("none", epochs=3), events.append)
     assert job_result.status is JobStatus.FITS
     assert job_result.steps == job_result.optimizer_steps == 3 * 16
-    assert isinstance(events[0], Started)
+    launched, started = events[:2]
+    assert isinstance(launched, Launched)
+    assert isinstance(started, Started)
     assert [event.epoch for event in events if isinstance(event, EpochEnded)] == [1, 2, 3]
-    assert dict(events[0].settings)["fp32_precision.cudnn.conv"] == "ieee"
+    assert dict(started.settings)["fp32_precision.cudnn.conv"] == "ieee"
 
 
 @pytest.mark.parametrize(
