@@ -95,7 +95,8 @@ def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline:
 
     session, options = tracked_study.session, tracked_study.session.request.search_options
     slow = _slow_precisions(fitted)
-    skipped = frozenset(name for name, ratio in slow.items() if ratio * (options.trials - 1) < 1)
+    is_asked_for = session.request.max_batch_options.precisions is not None
+    skipped = frozenset(name for name, ratio in slow.items() if not is_asked_for and ratio * (options.trials - 1) < 1)
     progress.say(f"training within the max batches: up to {options.trials} trials")
     for name, ratio in slow.items():
         what = "not trained, which would take longer than all other trials" if name in skipped else "trained only once"

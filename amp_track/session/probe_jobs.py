@@ -137,7 +137,7 @@ def job_of(session: Session, proposal: Proposal, budget_bytes: int | None, probe
         grad_accum=accumulation_of(session),
         probe=proposal.kind != "confirm",
         worst_batch=proposal.kind != "typical",
-        probe_to_the_end=proposal.kind not in ("probe", "timing") or _probes_are_whole(session),
+        probe_to_the_end=proposal.includes_the_end or _probes_are_whole(session),
         speed_readings=_SPEED_READINGS if proposal.kind == "timing" else 1,
         num_workers=0 if loads_alone else session.job.num_workers,
     )

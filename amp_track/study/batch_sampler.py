@@ -31,6 +31,8 @@ from amp_track.workers import interrupts, liveness
 _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
 _SHORT = ("probe", "multiple", "repeat", "headroom", "timing")
+_MEASURED = (*_SHORT, "confirm")
+"""The kinds of jobs whose memory shows how it grows with the batch."""
 TYPICAL, EVAL = "typical", "eval"
 _FULL = (JobStatus.OOM, JobStatus.KERNEL_LIMIT)
 _DRAWN_FACTOR = 9 / 8
@@ -52,8 +54,7 @@ class Proposal:
     the first failing batch; `confirm`, the confirmation run; `repeat`, another probe of a confirmed max batch;
     `headroom`, a probe of a batch that may leave the recommended headroom; `timing`, a probe of a batch that may be
     recommended, for its speed; `typical`, a probe with batches as they are drawn, where all others have the largest
-    samples; `eval`, a probe at the max batch whose evaluation has batches of `batch_size`. All but `probe` and
-    `timing` include the end of an epoch.
+    samples; `eval`, a probe at the max batch whose evaluation has batches of `batch_size`.
     """
 
     precision: str
@@ -66,6 +67,11 @@ class Proposal:
     """Whether a memory plan chose it, before the first measurement."""
     training_batch_size: int = 0
     """The batch of the training before an evaluation whose batch is probed."""
+
+    @property
+    def includes_the_end(self) -> bool:
+        """Whether it runs the end of an epoch, also if the probes leave it to the confirmation run."""
+        return self.kind not in ("probe", "repeat", "timing")
 
 
 _PROPOSAL = TypeAdapter(Proposal)
@@ -207,7 +213,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         multiple, is_refuted = self.goal.multiple_up_to(step.batch_size), was_refuted(done[precision])
         jobs = [*done[precision], *running]
         confirmed = {job.batch_size for job in jobs if job.kind == "confirm"}
-        whole = {job.batch_size for job in jobs if job.kind not in ("probe", "timing") or self.goal.whole_probes}
+        whole = {job.batch_size for job in jobs if job.includes_the_end or self.goal.whole_probes}
         if multiple and multiple not in (confirmed if is_refuted else whole):
             kind = "confirm" if is_refuted else "multiple"
             reason = f"largest multiple of {self.goal.multiple_of} up to the max batch"
@@ -225,7 +231,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         tried = {job.batch_size for job in jobs}
         for batch_size in range(above, min(above + self.goal.beyond, most + 1)):
             if batch_size not in tried:
-                line = line_of(_probes(done[precision], ("probe", "multiple")))
+                line = line_of(_probes(done[precision], _MEASURED))
                 predicted = round(line.at(batch_size)) if line is not None else None
                 return Proposal(precision, batch_size, "beyond", why, predicted, should_fit=False)
         return None
@@ -268,7 +274,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """Return the max batch with batches as they are drawn, or its next probe; None if all samples have one size."""
         if size_ratio(done) is None:
             return None
-        goal, line = self.goal, line_of(_probes(done, _SHORT))
+        goal, line = self.goal, line_of(_probes(done, _MEASURED))
         probes = _probes(typical, (TYPICAL,)) + _as_predicted(running, (TYPICAL,))
         if not probes and proven.first_failing_batch is not None:
             slightly_more = math.ceil(proven.batch_size * _DRAWN_FACTOR)
@@ -325,7 +331,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
     def _reading(self, precision: str, done: list[Done], max_batch: MaxBatch) -> Proposal | None:
         """Return the next probe for the batch to recommend at one precision; None if it is known."""
         largest = largest_with_headroom(done, max_batch.batch_size, self.goal.recommended_bytes)
-        readings, line = readings_of(done), line_of(_probes(done, _SHORT))
+        readings, line = readings_of(done), line_of(_probes(done, _MEASURED))
 
         def proposal(batch_size: int, kind: str, reason: str) -> Proposal:
             predicted = round(line.at(batch_size)) if line is not None else None
@@ -345,7 +351,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
 
     def _with_headroom(self, done: list[Done], max_batch: MaxBatch) -> int:
         """Return the candidate that is predicted to take the recommended memory; 0 if there is none."""
-        probes = _probes(done, _SHORT)
+        probes = _probes(done, _MEASURED)
         line, room = line_of(probes), self.goal.recommended_bytes
         if line is None or room is None:
             return 0
@@ -430,7 +436,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             )
         hints = []
         for other in PRECISIONS:  # includes those of an earlier command
-            probes = _probes(done[other], ("probe",)) if other != precision else []
+            probes = _probes(done[other], ("probe", "confirm")) if other != precision else []
             max_batch = explore(probes, self.goal.limit, budget_bytes=self.goal.budget_bytes, hint=first)
             if isinstance(max_batch, MaxBatch) and max_batch.batch_size and (line := line_of(probes)) is not None:
                 hints.append(Hint(max_batch.batch_size, f"start from the max batch of {other}", line.fixed_bytes))

@@ -316,7 +316,8 @@ class Trainer:
             self._train_on,
             self._device,
             agree=self._group.agree,
-            readings=self._job.speed_readings,
+            # Steps that the training does not make may take more memory, as the third one of ResNet-18 in bf16 does.
+            readings=min(self._job.speed_readings, max(batches.total_steps - 1, 1)),
         )
         self._note_peak_of_training()
         makes_the_end = self._job.probe_to_the_end or not batches.has_a_second_full_step

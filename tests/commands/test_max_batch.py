@@ -186,12 +186,11 @@ class TestMaxBatches:
     ) -> None:
         runner = SimulatedRunner(epochs=epochs)
         max_batch(asked(confirm_steps=confirm_steps), runner=runner)
-        first, failing, repeats = (
-            [job.probe_to_the_end for job in runner.jobs if job.probe and job.batch_size == batch_size]
-            for batch_size in (runner.batch_size, LARGEST + 1, LARGEST)
-        )
-        assert first == failing == [are_whole]
-        assert all(repeats)
+        probed = [
+            job for job in runner.jobs if job.probe and job.batch_size in (runner.batch_size, LARGEST, LARGEST + 1)
+        ]
+        assert len(probed) > 2
+        assert {job.probe_to_the_end for job in probed} == {are_whole}
 
     @pytest.mark.parametrize(
         ("epochs", "probes"), [(1, [False, True]), pytest.param(2, [True], marks=pytest.mark.nightly)]

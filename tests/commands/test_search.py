@@ -10,7 +10,7 @@ import mlflow
 import optuna
 import pytest
 from optuna.trial import TrialState
-from simulated import SimulatedRunner
+from simulated import SPEED, SimulatedRunner
 from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands import search as search_command
@@ -51,6 +51,17 @@ def test_trainings_lie_inside_the_max_batches_under_one_run() -> None:
     assert artifacts == {"probes.json", "report.html", "report.md", "search.png", "trials.json"}
     with open(result.report) as report:
         assert f"within {8} MiB" in report.read()
+
+
+@pytest.mark.parametrize(("precisions", "trained"), [(None, {"fp32", "bf16"}), (("fp32", "amp"), {"fp32", "amp"})])
+def test_a_far_too_slow_precision_is_trained_only_if_it_is_named(
+    precisions: tuple[str, ...] | None, trained: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SPEED, "amp", 50.0)
+    wanted = request(Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE), precisions=precisions, trials=4)
+    result = search(wanted, runner=SimulatedRunner())
+    assert {trial.precision for trial in result.trials} == trained
+    assert result.limits.max_batch["amp"] > result.limits.max_batch["fp32"]
 
 
 def test_a_stale_trial_is_ended_though_its_part_of_the_study_is_over() -> None:
