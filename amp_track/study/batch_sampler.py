@@ -393,10 +393,9 @@ class BatchSampler(optuna.samplers.BaseSampler):
             assert isinstance(step, Next), "a hint proves nothing"
             is_planned = not known and hint.slope_bytes is not None
             one_more_fails = any(probe.batch_size == step.batch_size + 1 and not probe.fits for probe in known)
-            kind = "confirm" if goal.confirm and one_more_fails else "probe"
-            return Proposal(
-                precision, step.batch_size, kind, step.reason, step.predicted_bytes, step.should_fit, is_planned
-            )
+            confirms = goal.confirm and one_more_fails
+            kind, reason = ("confirm", "confirmation run") if confirms else ("probe", step.reason)
+            return Proposal(precision, step.batch_size, kind, reason, step.predicted_bytes, step.should_fit, is_planned)
         if not goal.confirm or not step.batch_size:
             return step
         if not all(probe.fits for probe in long):
