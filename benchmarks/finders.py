@@ -19,16 +19,14 @@ Writes benchmarks/results/finders-<device>.json, for `--beside N` finders-<devic
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import itertools
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from amp_track.config.inspection import resolve
@@ -47,6 +45,7 @@ from benchmarks.finder_results import (
     summary,
 )
 from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
+from benchmarks.processes import busy_loops
 from benchmarks.provenance import provenance, versions
 from benchmarks.trial_phases import end_of_proof, seconds_by_part, seconds_by_phase, timed_trials
 
@@ -190,18 +189,6 @@ def keep(file: Path, rows: list[Row], *, beside: int) -> None:
 
 def _order(precisions: tuple[str, ...]) -> list[int]:
     return [PRECISIONS.index(name) for name in precisions]
-
-
-@contextlib.contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """Keep this many cores busy."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def result_file(device: str, beside: int = 0) -> Path:

@@ -1,10 +1,13 @@
-"""The environment of processes that benchmarks measure, and a timer for them."""
+"""The environment of processes that benchmarks measure, a timer for them, and processes that compute beside them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -23,3 +26,15 @@ def seconds_of(command: list[str], folder: Path) -> float:
     if done.returncode != 0:
         raise RuntimeError(f"{command} exited with code {done.returncode}: {done.stderr[-2000:]}")
     return seconds
+
+
+@contextlib.contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Keep this many cores busy."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()

@@ -416,12 +416,11 @@ class BatchSampler(optuna.samplers.BaseSampler):
         Two runs that took the same memory to the byte are enough, and one if all repeated runs of the study did. Memory
         that varies takes more runs to tell whether it always fits.
         """
-        has_failed = any(job.kind == "repeat" and not job.fits for job in done[precision])
-        if has_failed or len(peaks) >= _MOST_RUNS_AT_THE_MAX_BATCH:
-            return len(peaks) < _MOST_RUNS_AT_THE_MAX_BATCH
-        if len(peaks) == 1:
-            return not _is_exact(done)
-        return not _has_equal(peaks)
+        if len(peaks) >= _MOST_RUNS_AT_THE_MAX_BATCH:
+            return False
+        if any(job.kind == "repeat" and not job.fits for job in done[precision]):
+            return True
+        return not (_is_exact(done) if len(peaks) == 1 else _has_equal(peaks))
 
     def _hint(self, done: Mapping[str, list[Done]], precision: str) -> Hint:
         """Return the first batch: from a memory plan, another precision's max batch, or the goal's."""

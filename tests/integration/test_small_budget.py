@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 
 import pytest
 from support import MEBIBYTE, WORKLOADS, request
 
 from amp_track.commands.max_batch import max_batch
 from amp_track.config.job import Job
-
-
-@contextlib.contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """Keep so many cores busy."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
+from benchmarks.processes import busy_loops
 
 
 @pytest.mark.nightly
