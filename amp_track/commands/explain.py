@@ -10,7 +10,7 @@ from pathlib import Path
 
 from amp_track.commands import interrupted_safely
 from amp_track.config.cli_params import flags_of
-from amp_track.config.job import Job
+from amp_track.config.job import Job, library_of_model
 from amp_track.config.options import Request
 from amp_track.memory_plan.allocator import allocator_kind
 from amp_track.memory_plan.explanation import explained, task_within
@@ -34,7 +34,7 @@ def explain(request: Request) -> ExplainResult:
         BadInput: the file is no snapshot, the workload has no memory plan, or an option does not apply.
     """
     file = Path(request.job.workload)
-    is_named = source.library_of_model(request.job.workload) is not None
+    is_named = library_of_model(request.job.workload) is not None
     if is_named or file.suffix == ".py" or (":" in file.name and not file.exists()):
         return _predicted(request)
     for flag in flags_of(Job):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from amp_track.config.options import Request
+from amp_track.config.options import PlanCheckOptions, Request
 from amp_track.records.errors import BadInput, PlanMoved, summary
 from amp_track.results.plan import PlanResult
 from amp_track.results.plan_check import PlanRecord, moves
@@ -25,6 +25,8 @@ def check_options(request: Request) -> None:
     """Raise BadInput if the options of a comparison contradict each other, or its file cannot be read."""
     options, target = request.plan_check_options, request.job.workload
     if options.check is None and options.against is None and not options.update:
+        if options.tolerance != PlanCheckOptions().tolerance:
+            raise BadInput("--tolerance requires --check or --against.")
         return
     for flag, value in (("--vary", request.plan_options.vary), ("--what-if", request.plan_options.what_if)):
         if value:

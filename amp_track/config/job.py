@@ -198,7 +198,7 @@ class Job:
     def short_name(self) -> str:
         """`experiments/digits.py` and `package.digits:Digits` are both `digits`; `timm:resnet50` is `resnet50`."""
         module, colon, name = self.workload.partition(":")
-        if module in MODEL_LIBRARIES and colon:
+        if library_of_model(self.workload) is not None:
             return Path(name).stem
         return module.rpartition(".")[2] if colon else Path(module).stem
 
@@ -241,6 +241,12 @@ class JobFolder:
     """The checkpoint to resume from."""
     keep_weights: bool = False
     keep_plots: bool = True
+
+
+def library_of_model(reference: str) -> str | None:
+    """Return the library of a model by name, such as timm for `timm:resnet50`; None for other targets."""
+    library, colon, _ = reference.partition(":")
+    return library if colon and library in MODEL_LIBRARIES else None
 
 
 def library_of(script: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from amp_track.batch_search.recommended_batch import NO_SLOWER
 from amp_track.config.cli_params import Flag, flags_of
-from amp_track.config.job import Job
+from amp_track.config.job import Job, library_of_model
 from amp_track.config.precisions import REFERENCE, Precision
 from amp_track.config.values import Tolerance
 from amp_track.records.result import JobResult
@@ -269,9 +269,12 @@ def _speed(measured: JobResult | Cell) -> float:
 
 
 def train_command(job: Job) -> str:
-    """Return `amp-track train WORKLOAD …` with a flag for each setting that is not the default."""
+    """Return `amp-track train WORKLOAD …` with a flag for each setting that is not the default.
+
+    `--synthetic` is dropped, because the user wants to train, except for a model by name, which has no data.
+    """
     words = ["amp-track", "train", job.workload]
-    for flag in flags_of(Job, without=("synthetic",)):  # --synthetic is dropped: the user wants to train
+    for flag in flags_of(Job, without=() if library_of_model(job.workload) is not None else ("synthetic",)):
         value = getattr(job, flag.field.name)
         if value != flag.field.default or flag.field.name == "precision":  # always named: it is the recommendation
             words += _words(flag, value)

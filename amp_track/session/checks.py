@@ -10,7 +10,7 @@ from pathlib import Path
 
 from amp_track.config.cli_params import flags_of
 from amp_track.config.inspection import Inspection
-from amp_track.config.job import Job, loads_in_its_own_process
+from amp_track.config.job import Job, library_of_model, loads_in_its_own_process
 from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput, BadOption, UnknownOption
@@ -177,7 +177,7 @@ def trusted_workload(stored: StoredWorkload, request: Request) -> str:
     files = source.workload_files(reference)
     here = Path.cwd().resolve()
     # A model by name runs no code but its library's; the file of one of transformers is data.
-    is_here = bool(files or source.library_of_model(reference)) and all(file.is_relative_to(here) for file in files)
+    is_here = bool(files or library_of_model(reference)) and all(file.is_relative_to(here) for file in files)
     if not (is_given or request.trust.trust_store or is_here):
         raise BadInput(
             f"{stored.owner} trains {reference}, which is outside the working folder. Name it explicitly "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 
 from amp_track.config.inspection import TargetInspection
-from amp_track.config.job import Job, JobFolder
+from amp_track.config.job import Job, JobFolder, library_of_model
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadInput, InvalidReturnValue, printable, summary
 from amp_track.records.result import JobResult, JobStatus
@@ -93,7 +93,7 @@ def load_target(job: Job) -> ProbeTarget:
 
     if job.command:
         return CommandTarget(job)
-    if source.library_of_model(job.workload) is not None:
+    if library_of_model(job.workload) is not None:
         return WorkloadTarget(job)
     _, is_in_module, name = job.workload.partition(":")
     found = getattr(imported(job.workload), name, None) if is_in_module else None

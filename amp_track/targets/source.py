@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from amp_track.config.job import MODEL_LIBRARIES
+from amp_track.config.job import MODEL_LIBRARIES, library_of_model
 from amp_track.records.errors import BadInput
 
 _SUFFIXES = importlib.machinery.all_suffixes()
@@ -49,12 +49,6 @@ def check_reference(workload: str) -> None:
         raise BadInput(
             f"{workload}: file not found, expected a Python file with one Workload or package.module:Class. {hint}"
         )
-
-
-def library_of_model(reference: str) -> str | None:
-    """Return the library of a model by name, such as timm for `timm:resnet50`; None for other targets."""
-    library, colon, _ = reference.partition(":")
-    return library if colon and library in MODEL_LIBRARIES else None
 
 
 def config_file(path: str) -> Path:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 from torch.utils.data import IterableDataset
 
 from amp_track.config.inspection import TargetInspection
-from amp_track.config.job import Job, JobFolder
+from amp_track.config.job import Job, JobFolder, library_of_model
 from amp_track.records.errors import AmpTrackError, BadInput, BadOption, UnknownOption, describe_type, summary
 from amp_track.records.metrics import is_metric_name
 from amp_track.targets import source
@@ -66,7 +66,7 @@ class WorkloadTarget:
                 if first:
                     _check_sample(reference, method, first, workload)
         file, imports = source_files(reference, workload)
-        library = source.library_of_model(reference)
+        library = library_of_model(reference)
         return TargetInspection(
             workload_name=type(workload).__name__,
             workload_digest=source.digest(file, imports) or "unknown",
@@ -286,7 +286,7 @@ def option_value(name: str, text: str, *, default: Any, hint: Any) -> Any:
 
 
 def _find_class(reference: str) -> type[Workload]:
-    if source.library_of_model(reference) is not None:
+    if library_of_model(reference) is not None:
         return load_named_model(reference)
     module_name, colon, class_name = reference.partition(":")
     if colon:

@@ -58,6 +58,7 @@ def test_a_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> 
         (["--update"], "--update requires --check."),
         (["--check", "a.json", "--against", "main"], "--check and --against exclude each other."),
         (["--check", __file__], f"{__file__} is not a memory plan of this version of amp_track: "),
+        (["--tolerance", "5%"], "--tolerance requires --check or --against."),
         (["--tolerance", "0.1"], "--tolerance: got '0.1', expected a percentage, such as 1%"),
         (["--effective-batch-size", "64"], "--effective-batch-size requires --memory-budget or --gpu"),
     ],

@@ -54,3 +54,8 @@ def test_a_plain_job_is_a_short_command() -> None:
     assert train_command(job) == (
         "amp-track train experiments/digits.py --precision bf16 --batch-size 945 --memory-budget 64MiB"
     )
+
+
+def test_a_model_by_name_has_no_data() -> None:
+    job = Job(workload="timm:resnet18", precision="bf16", batch_size=8, synthetic=True)
+    assert train_command(job) == "amp-track train timm:resnet18 --precision bf16 --batch-size 8 --synthetic"
