@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # A test that waits for ever in Python fails, and says where: the longest takes two minutes on a slow machine.
 BOUND := --timeout 600
 
-.PHONY: search test test-slow test-all test-oldest test-nightly fuzz audit lint format gpu benchmark finders published docs docs-all mutants faults clean
+.PHONY: search test test-slow test-all test-oldest test-nightly fuzz audit lint format gpu benchmark finders published docs docs-all site serve mutants faults clean
 
 search: $(VENV)/installed  ## the digits example: max batches and trainings within 64 MiB of main memory; a minute
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --time-limit 110s
@@ -60,7 +60,7 @@ benchmark: $(VENV)/installed-peers  ## what tracking, a server, a fresh process 
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.input_pipeline
 
-published: $(VENV)/installed  ## the five published experiments: claimed and measured, into benchmarks/published.md
+published: $(VENV)/installed  ## the five published experiments: claimed and measured, into benchmarks/results/
 	$(BIN)/python -m benchmarks.published
 
 finders: $(VENV)/installed-peers  ## finders of the largest batch against each other, into benchmarks/results/
@@ -74,6 +74,12 @@ docs: $(VENV)/installed-dev  ## the generated parts of README.md and docs/, from
 
 docs-all: $(VENV)/installed-dev  ## the same, after running every example anew: minutes, on a machine that does nothing else
 	$(BIN)/python docs/generate.py --all
+
+site: $(VENV)/installed-dev  ## README.md and docs/ as a site in build/site; half a minute, and any warning is an error
+	$(BIN)/python docs/site_pages.py build
+
+serve: $(VENV)/installed-dev  ## the same on http://127.0.0.1:8000, following changes of docs/
+	$(BIN)/python docs/site_pages.py serve
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else f"amp_track needs Python 3.11 or newer, this is {sys.version}")'

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 ROOT = Path(__file__).parent.parent
 RECORDS = Path(__file__).parent / "output"
+SCREENSHOT = Path(__file__).parent / "images" / "report.png"
 COLUMNS = 100
 _CHARTS = 4
 """How many charts of a page are shown: those of memory, speed and quality."""
@@ -177,6 +178,7 @@ def run_and_record(name: str) -> None:
         if name == "search":
             record["summary"] = _search_summary(example.commands[0], folder)
             _keep_charts(name, folder)
+            keep_screenshot(next(Path(folder).glob("mlruns/*/*/artifacts/report.html")))
     RECORDS.mkdir(exist_ok=True)
     record_file(name).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
@@ -192,6 +194,23 @@ def _keep_charts(name: str, folder: str) -> None:
             break
         white = svg.replace("<svg ", '<svg style="background: white" ', 1)
         (RECORDS / f"{name}-{number}-{title.replace(' ', '-')}.svg").write_text(white + "\n")
+
+
+def keep_screenshot(page: Path) -> None:
+    """Keep the top of a study's page as README.md shows it, in light colors; nothing if there is no Chromium."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        print("no Chromium: the screenshot of README.md stays as it is", file=sys.stderr)
+        return
+    from PIL import Image
+
+    flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--blink-settings=preferredColorScheme=1"]
+    with tempfile.TemporaryDirectory() as folder:
+        shot = Path(folder) / "page.png"
+        sized = ["--window-size=1280,1000", f"--screenshot={shot}"]
+        subprocess.run([chromium, *flags, *sized, page.as_uri()], check=True, capture_output=True)
+        colors = Image.open(shot).convert("RGB").quantize(64)  # a tenth of the bytes, and nobody sees it
+        colors.save(SCREENSHOT, optimize=True)
 
 
 def _output_of(command: str, folder: str, example: Example, *, exit_code: int) -> str:
@@ -219,10 +238,11 @@ def _run(command: str, folder: str, *, stderr: int = subprocess.PIPE) -> subproc
 
 
 def _provenance(folder: str) -> dict[str, Any]:
-    """The machine, its device as `--json` names it, the versions and the day."""
+    """The machine, its device as `--json` names it, with its instruction sets, the versions and the day."""
     report = json.loads(_run("amp-track dtypes experiments/digits.py --precision fp32 --json", folder).stdout)
+    device = report["device"]
     return {
-        "device": report["device"]["name"],
+        "device": f"{device['name']} ({device['capability']})" if device["capability"] else device["name"],
         "cores": os.cpu_count(),
         "versions": {name: importlib.metadata.version(name) for name in ("torch", "mlflow", "optuna")},
         "date": datetime.date.today().isoformat(),

@@ -14,8 +14,10 @@ the part. Everything outside the markers is written by hand.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from examples import EXAMPLES, read_record, run_and_record  # noqa: E402
 
 from amp_track import cli  # noqa: E402
 from amp_track.config.commands import FLAGS  # noqa: E402
+from amp_track.config.precisions import BY_NAME  # noqa: E402
 from amp_track.records import errors  # noqa: E402
 from benchmarks import finder_results, growth, overhead, server, startup, trials  # noqa: E402
 from benchmarks.faults import faults  # noqa: E402
@@ -38,22 +41,17 @@ from benchmarks.gpu import stages, tables  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 COMMANDS = tuple(FLAGS)
-_GROUPS = {
-    "job": "Training",
-    "maxbatchoptions": "Max batch",
-    "searchoptions": "Search and comparison",
-    "compareoptions": "Search and comparison",
-    "resumption": "Resuming",
-    "trust": "Resuming",
-    "example": "dtypes and memory plan",
-    "planoptions": "dtypes and memory plan",
-    "modeloptions": "Models by name",
-    "uioptions": "ui and report",
-    "reportoptions": "ui and report",
-    "workoptions": "Search workers",
-    "stores": "Stores",
-}
-"""Headings of the option table, by the dataclass whose field a flag is."""
+_JSON = (
+    ("`train`", "train.py", "TrainResult", ("as_json",)),
+    ("`max-batch`", "max_batch.py", "MaxBatchResult", ("as_json",)),
+    ("· each of its `precisions`", "max_batch.py", "PrecisionResult", ("as_json",)),
+    ("`search`: as `max-batch`, and", "search.py", "SearchResult", ("as_json",)),
+    ("`compare`", "compare.py", "CompareResult", ("as_json",)),
+    ("· each of its `rows`", "compare.py", "CompareResult", ("row",)),
+    ("`plan`", "plan.py", "PlanResult", ("as_json", "_variant_as_json")),
+    ("`explain`", "explain.py", "ExplainResult", ("as_json",)),
+)
+"""Where the keys of `--json` are: the command, and the methods of its result that return them."""
 
 
 # ---------------------------------------------------------------- what the markers call: each prints one generated part
@@ -72,24 +70,6 @@ def plots(name: str) -> None:
     print()
 
 
-def options() -> None:
-    """Print the flags of all commands in one table, grouped by subject, with one column for each command."""
-    on_commands: dict[tuple[str, ...], set[str]] = {}
-    for command, parameters in _flags().items():
-        for parameter in parameters:
-            on_commands.setdefault(_described(parameter), set()).add(command)
-    groups = dict.fromkeys(group for group, *_ in on_commands)
-    rows = []
-    for group in sorted(groups, key=lambda group: [*_GROUPS.values(), group].index(group)):
-        rows.append([f"**{group}**", "", "", *("" for _ in COMMANDS)])
-        rows += [
-            [*cells, *("✓" if command in on else "" for command in COMMANDS)]
-            for (of_group, *cells), on in on_commands.items()
-            if of_group == group
-        ]
-    _print_table(["flag", "what it does", "default", *COMMANDS], rows)
-
-
 def exit_codes() -> None:
     """Print the exit codes with the exceptions that end in them."""
     rows = [["0", "–", "Done."]]
@@ -101,7 +81,13 @@ def exit_codes() -> None:
 
 
 def example(
-    name: str, *, skip: int = 0, most: int | None = None, tables: tuple[int, ...] | None = None, links: bool = True
+    name: str,
+    *,
+    skip: int = 0,
+    most: int | None = None,
+    tables: tuple[int, ...] | None = None,
+    only_tables: bool = False,
+    links: bool = True,
 ) -> None:
     """Print an example's commands with their output, and the machine that it was made on.
 
@@ -110,10 +96,11 @@ def example(
         skip: leave out this many commands at the beginning.
         most: show at most this many lines of the rest.
         tables: show only these tables, counted from 0; all without it.
+        only_tables: show nothing else of the output.
         links: show the commands and addresses that open the study.
     """
     record = read_record(name)
-    lines = _shown(record["lines"], skip=skip, tables=tables, links=links)
+    lines = _shown(record["lines"], skip=skip, tables=tables, only_tables=only_tables, links=links)
     if most is not None and len(lines) > most:
         lines[most:] = ["[…]"]
     print("```text", *lines, "```", "", sep="\n")
@@ -122,7 +109,7 @@ def example(
 
 
 def search_summary() -> None:
-    """Print README.md's narrow table, from the run that docs/search.md shows."""
+    """Print README.md's narrow table and the answer, from the run that docs/search.md shows."""
     record = read_record("search")
     rows = []
     for row in record["summary"]:
@@ -137,7 +124,10 @@ def search_summary() -> None:
         speed = f"{max_batch['samples_per_second']:,.0f}"
         rows.append([row["precision"], str(max_batch["batch_size"]), speed, *accuracies])
     _print_table(["precision", "max batch", "its samples/s", "its accuracy", "best accuracy"], rows)
-    print(f"\n*{_made_on(record)}, one seed; {record['seconds']} s*")
+    lines = record["lines"]
+    end = lines.index("To train with it:") + 2
+    start = next(number for number in range(end, -1, -1) if number == 0 or not lines[number - 1])
+    print("", "```text", *lines[start:end], "```", f"\n*{_made_on(record)}, one seed; {record['seconds']} s*", sep="\n")
 
 
 def finders_table(device: str) -> None:
@@ -151,7 +141,6 @@ def finders_table(device: str) -> None:
     if "several" in figures:
         print(f"\nSeveral precisions in one command:\n\n{finder_results.several_table(rows)}")
         print(f"\namp-track: {finder_results.sentences(figures['several'])}")
-    print(f"\nThe seconds of amp-track, medians of the models:\n\n{finder_results.seconds_table(rows)}")
     for file in sorted(RESULTS.glob(f"finders-{device}-beside-*.json")):
         busy = json.loads(file.read_text())
         exact = [
@@ -169,6 +158,20 @@ def overhead_table(device: str) -> None:
     result = _result(f"overhead-{device}")
     print(overhead.table(result))
     print(f"\n*{_made_on(result, 'torch', 'mlflow', 'lightning')}, n={result['n']}, medians*")
+
+
+def watching_table(device: str) -> None:
+    """Print the CPU time of a step that watching takes."""
+    result = _result(f"watching-{device}")
+    rows = []
+    for name, found in result["summaries"].items():
+        least, most = found["watch_cpu_us_least"], found["watch_cpu_us_most"]
+        shown = name if "," in name else f"a function or a script, {name}"
+        takes = [f"{found['bare_cpu_us']:,.0f} µs", f"{found['watch_cpu_us']:.0f} µs", f"{least:.0f} to {most:.0f} µs"]
+        rows.append([shown, *takes])
+    _print_table(["what is watched", "its step", "watching takes", "range"], rows)
+    times = f"n={result['n']}; amp_track.watch: {result['blocks']} pairs of blocks of one loop; medians"
+    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, {times}*")
 
 
 def trials_table(device: str) -> None:
@@ -256,6 +259,55 @@ def gpu_tables() -> None:
     print("\n\n".join(parts) or "*Not measured: no machine with a GPU has left rows yet.*")
 
 
+def extras() -> None:
+    """Print the extras of pyproject.toml that people install, with their use."""
+    found = re.findall(r"^(\w+) = \[ # people: (.+)$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    _print_table(["extra", "for"], [[f"`{name}`", use] for name, use in found])
+
+
+def json_keys() -> None:
+    """Print the keys of the object that each command prints with --json, from the source: a run shows only one case."""
+    rows = []
+    for shown, module, of_class, methods in _JSON:
+        tree = ast.parse((ROOT / "amp_track" / "results" / module).read_text())
+        (found,) = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == of_class)
+        keys = [key for method in methods for key in _returned_keys(found, method)]
+        rows.append([shown, ", ".join(f"`{key}`" for key in keys)])
+    _print_table(["printed by", "keys"], rows)
+
+
+def precision_names() -> None:
+    """Print what other libraries call each precision."""
+    torch_names = {
+        "fp32": "nothing",
+        "tf32": '`set_float32_matmul_precision("high")`',
+        "amp": "autocast float16 + GradScaler",
+        "bf16": "autocast bfloat16",
+    }
+    rows = []
+    for precision in BY_NAME.values():
+        names = " or ".join(f"`{name}`" for name in (precision.name, *precision.aliases))
+        transformers = precision.in_tools["transformers"].removeprefix("--").removesuffix(" True")
+        cells = [f"`{transformers}=True`" if transformers else "nothing", f'`"{precision.in_tools["lightning"]}"`']
+        cells += [f"`{precision.in_tools['accelerate']}`", f"`{precision.in_tools['timm']}`"]
+        if precision.computes == "tf32":
+            cells[1:] = [f"{cell} and torch's" for cell in cells[1:-1]] + ["torch's"]
+        rows.append([names, torch_names[precision.name], *("nothing" if cell == "``" else cell for cell in cells)])
+    _print_table(["amp_track", "torch", "transformers", "Lightning", "accelerate", "timm"], rows)
+
+
+def published_tables() -> None:
+    """Print each claim of the published write-ups with its measurement, for every device that was measured."""
+    for file in sorted(RESULTS.glob("published-*.json")):
+        result = json.loads(file.read_text())
+        rows = []
+        for title, of_title in result["rows"].items():
+            rows.append([f"**{title}**", "", ""])
+            rows += [[row["claim"], row["measured"], row["ratio"] or "–"] for row in of_title]
+        _print_table(["claim", "measured here", "measured / claimed"], rows)
+        print(f"\n*{_made_on(result, 'torch', 'torchvision')}, n={result['n']}: mean (lowest–highest)*")
+
+
 def plan_validation() -> None:
     """Print the figures of the memory plan's validation."""
     result = _result("plan-validation")
@@ -289,11 +341,11 @@ def plan_validation() -> None:
 def plan_misses() -> None:
     """Print the predictions of the memory plan that validation found wrong, and the hits by family."""
     result = _result("plan-validation")
-    rows = [
-        [f"`{model}`", str(size), layout.replace("_", "-"), *map(str, batches)]
-        for model, size, layout, *batches in sorted(result["misses"])
-    ]
-    _print_table(["model", "image", "layout", "ran", "failed", "expected", "safe"], rows)
+    layouts: dict[tuple[str, ...], list[str]] = {}
+    for model, size, layout, *batches in sorted(result["misses"]):
+        layouts.setdefault((f"`{model}`", str(size), *map(str, batches)), []).append(layout.replace("_", "-"))
+    rows = [[*row, " and ".join(of_row)] for row, of_row in layouts.items()]
+    _print_table(["model", "image", "ran", "failed", "expected", "safe", "layout"], rows)
     families = [f"{family} {inside} of {total}" for family, (inside, total) in result["families"].items()]
     print("\nRows inside, by module of timm:", ", ".join(families) + ".")
 
@@ -339,6 +391,28 @@ def input_pipeline_tables(device: str) -> None:
     print(f"\n*{_made_on(result, 'torch', 'torchvision')}, n={result['n']}, medians, batch {batch_size}*")
 
 
+def command_page(name: str) -> str:
+    """Return the page of a command for the site: its call, its help, and its flags by panel of `--help`."""
+    group: Any = typer.main.get_command(cli.app)
+    command = group.commands[name]
+    parameters = [each for each in command.params if not getattr(each, "hidden", False)]
+    arguments = [each for each in parameters if each.param_type_name == "argument"]
+    call = " ".join([f"amp-track {name}", "[OPTIONS]", *(each.metavar for each in arguments)])
+    lines = [f"# amp-track {name}", "", "```text", call, "```", ""]
+    for paragraph in str(command.help).split("\n\n"):
+        is_command = paragraph.startswith("amp-track ")
+        lines += ["```console", f"$ {paragraph}", "```", ""] if is_command else [paragraph, ""]
+    lines += [f"* `{each.metavar}`: {each.help}" for each in arguments]
+    panels: dict[str, list[Any]] = {}
+    for each in parameters:
+        if each.param_type_name == "option":
+            panels.setdefault(getattr(each, "rich_help_panel", None) or "Options", []).append(each)
+    for panel, options in panels.items():
+        rows = [_described(each) for each in options]
+        lines += ["", f"## {panel}", "", *_table(["flag", "what it does", "default"], rows)]
+    return "\n".join(lines) + "\n"
+
+
 # ------------------------------------------------------------------------------------------------------------ how
 
 
@@ -359,18 +433,22 @@ def _help(command: str) -> str:
     return str(group.commands[command].help).partition("\n")[0]
 
 
-def _described(parameter: Any) -> tuple[str, str, str, str]:
-    """Subject, flag, help and default of an option."""
-    owner = parameter.name.partition("_")[0]
+def _described(parameter: Any) -> list[str]:
+    """Return the flag, the help and the default of an option."""
     flag = parameter.opts[0]
     if parameter.is_flag:
-        return _GROUPS.get(owner, "Output"), f"`{flag}`", parameter.help, "off"
-    return (
-        _GROUPS.get(owner, "Output"),
-        f"`{flag} {parameter.metavar}`",
-        parameter.help,
-        str(parameter.show_default),
-    )
+        return [f"`{flag}`", parameter.help, "off"]
+    shown = parameter.show_default
+    return [f"`{flag} {parameter.metavar}`", parameter.help, shown if isinstance(shown, str) else "–"]
+
+
+def _returned_keys(of_class: ast.ClassDef, method: str) -> list[str]:
+    """Return the keys of the dictionary that a method returns."""
+    (found,) = (each for each in of_class.body if isinstance(each, ast.FunctionDef) and each.name == method)
+    returned = next(each.value for each in found.body if isinstance(each, ast.Return))
+    own = returned.right if isinstance(returned, ast.BinOp) else returned
+    assert isinstance(own, ast.Dict)
+    return [str(key.value) for key in own.keys if isinstance(key, ast.Constant)]
 
 
 def _first_sentence(kind: type) -> str:
@@ -378,15 +456,18 @@ def _first_sentence(kind: type) -> str:
     return str(kind.__doc__).strip().partition("\n")[0]
 
 
-def _shown(lines: list[str], *, skip: int, tables: tuple[int, ...] | None, links: bool) -> list[str]:
+def _shown(lines: list[str], *, skip: int, tables: tuple[int, ...] | None, only_tables: bool, links: bool) -> list[str]:
     """Return the lines of an example that a page shows, with `[…]` for each part that it leaves out."""
     commands = [number for number, line in enumerate(lines) if line.startswith("$ ")]
     left_out = set(range(commands[skip]))
     starts = [number for number, line in enumerate(lines) if line.startswith("┏")]
     ends = [number for number, line in enumerate(lines) if line.startswith("└")]
-    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+    in_tables = [range(start - 1, end + 1) for start, end in zip(starts, ends, strict=True)]  # with the title above it
+    for number, of_table in enumerate(in_tables):
         if tables is not None and number not in tables:
-            left_out |= set(range(start - 1, end + 1))  # with the title above it
+            left_out |= set(of_table)
+    if only_tables:
+        left_out |= set(range(len(lines))) - {number for of_table in in_tables for number in of_table} - set(commands)
     if not links:
         first = next(number for number, line in enumerate(lines) if "mlruns/" in line)
         left_out |= set(range(first, lines.index("", first)))
@@ -413,10 +494,12 @@ def _made_on(record: dict[str, Any], *packages: str) -> str:
 
 
 def _print_table(headings: list[str], rows: list[list[str]]) -> None:
-    print("| " + " | ".join(headings) + " |")
-    print("|" + "---|" * len(headings))
-    for row in rows:
-        print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+    print(*_table(headings, rows), sep="\n")
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
+    body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings), *body]
 
 
 def main() -> None:

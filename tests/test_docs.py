@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 import typer.main
+import yaml
 from markdown_it import MarkdownIt
 from support import ROOT
 
 import amp_track
 from amp_track import cli
 from amp_track.batch_search.search import MaxBatch
+from amp_track.config.commands import FLAGS
 from amp_track.config.job import Job
 from amp_track.config.values import Tolerance
 from amp_track.records.dtypes import DtypesReport
@@ -53,6 +55,9 @@ from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.plan import PlanResult, Variant
 from amp_track.results.search import SearchResult
 from amp_track.results.trial_row import TrialRow
+
+sys.path.append(str(ROOT / "docs"))
+import site_pages
 
 README = ROOT / "README.md"
 PAGES = [
@@ -296,7 +301,7 @@ def commands_shown() -> Iterator[tuple[str, list[str]]]:
                 texts = [token.content]
             for text in texts:
                 program, *arguments = shlex.split(text, comments=True) if text.startswith("amp-track ") else [""]
-                if program and arguments[0].islower():
+                if program and arguments[0][0].isalpha() and arguments[0].islower():
                     yield page.name, arguments
 
 
@@ -337,9 +342,9 @@ def test_the_readme_and_its_first_screen_are_short() -> None:
     lines = README.read_text().splitlines()
     assert len(lines) <= 120
     first_screen = "\n".join(lines[:40])
-    for said in ("make search", "make test", "| fp32 |", "| bf16 |", "(few!)", "**few!**", "GPU"):
+    for said in ("docs/images/report.png", "make search", "make test", "| fp32 |", "| bf16 |", "(few!)", "**few!**"):
         assert said in first_screen
-    assert len(re.findall(r"^\$ amp-track", first_screen, re.MULTILINE)) == 7
+    assert "**No GPU has run this yet.**" in first_screen
     assert first_screen.count("```") % 2 == 0, "the first screen ends within a block"
 
 
@@ -349,6 +354,54 @@ def test_the_table_of_the_readme_is_narrow() -> None:
     assert max(map(len, table)) <= 110
 
 
-def test_every_page_can_be_reached_from_the_readme() -> None:
-    linked = {token.attrGet("href") for token in tokens(README) if token.type == "link_open"}
-    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
+def test_the_screenshot_of_the_readme_is_small() -> None:
+    assert (ROOT / "docs" / "images" / "report.png").stat().st_size <= 200_000
+
+
+# ------------------------------------------------------------------------------------------------------------- site
+
+
+def pages_in(nav: list[Any]) -> Iterator[str]:
+    """Yield the pages of mkdocs.yml's navigation."""
+    for entry in nav:
+        (content,) = entry.values()
+        yield from pages_in(content) if isinstance(content, list) else [content]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    text = re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text())
+    found = list(pages_in(yaml.safe_load(text)["nav"]))
+    assert len(found) == len(set(found))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= set(found)
+    commands = {Path(page).stem for page in found if page.startswith("commands/")}
+    assert commands == set(FLAGS)
+
+
+def test_every_public_name_is_on_one_page_of_the_site() -> None:
+    names = [name for names in site_pages.API_PAGES.values() for name in names.split()]
+    assert sorted(names) == sorted(amp_track.__all__)
+
+
+def test_links_of_the_site_lead_to_its_pages() -> None:
+    markdown = "[a](amp-step.md#a) `[b](b.md)` [two\nlines](../README.md) [c](../experiments/mlp.py) [d](../deploy)"
+    shown = site_pages._for_the_site(f"{markdown}\n```\n[e](../README.md)\n```\n", page="docs/gpu.md", site="gpu.md")
+    changed = "[a](amp-step.md#a) `[b](b.md)` [two\nlines](index.md) [c](files/experiments/mlp.py.md) d"
+    assert shown == f"{changed}\n```\n[e](../README.md)\n```\n"
+
+
+def test_without_mkdocs_the_site_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", str(ROOT / "docs" / "site_pages.py"), "build"]  # -S: no installed packages
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "The site needs MkDocs with Material and mkdocstrings: pip install '.[site]'.\n"
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+
+
+@pytest.mark.nightly
+def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    command = ["mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 60
+    loaded = re.compile(r"""<(?:script|link|img|iframe)[^>]*(?:src|href)=["']?(?:https?:)?//""")
+    assert [page.name for page in pages if loaded.search(page.read_text())] == []

@@ -1,6 +1,6 @@
 """A Lightning module and its data module, trained by Lightning's own Trainer.
 
-python lightning_module.py     (needs: pip install 'amp-track[lightning]')
+python lightning_module.py     (needs the extra lightning: docs/install.md)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A transformers Trainer with a small BERT made from a configuration: nothing is downloaded.
 
-python transformers_trainer.py     (needs: pip install 'amp-track[transformers]')
+python transformers_trainer.py     (needs the extra transformers: docs/install.md)
 """
 
 from __future__ import annotations
