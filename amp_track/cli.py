@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from amp_track._version import __version__
 from amp_track.commands import printing
 from amp_track.config import cli_params, torchrun
-from amp_track.config.cli_params import Flag
+from amp_track.config.cli_params import EVERYDAY, Flag, Panel
 from amp_track.config.commands import FLAGS, request_of
 from amp_track.config.job import DEFAULT_WORKLOAD
 from amp_track.config.options import Request
@@ -32,9 +33,29 @@ from amp_track.records.errors import (
 )
 from amp_track.workers import streams
 
+
+class _PlainSwitches:
+    """Show no type beside a switch in `--help`: it takes no value."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+                parameter.metavar = ""
+        return parameters
+
+
+class _Command(_PlainSwitches, TyperCommand):
+    pass
+
+
+class _Group(_PlainSwitches, TyperGroup):
+    pass
+
+
 app = typer.Typer(
     name="amp-track",
-    add_completion=False,
+    cls=_Group,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
@@ -51,8 +72,9 @@ def _not_empty(parameter: typer.CallbackParam, given: str | None) -> str | None:
 Workload = Annotated[
     str,
     typer.Argument(
-        metavar="[WORKLOAD]",
-        help="Python file with one Workload, or package.module:Class.",
+        metavar="WORKLOAD",
+        help=f"Python file with one Workload, or package.module:Class. Default: {DEFAULT_WORKLOAD}.",
+        show_default=False,
         callback=_not_empty,
     ),
 ]
@@ -70,14 +92,14 @@ _SWITCHES = ["--json", *{flag.name for of_command in FLAGS.values() for flag in 
 
 def _parameter(flag: Flag) -> inspect.Parameter:
     """Return the parameter that typer reads: `Flag.value` parses its text."""
-    setting, default = flag.setting, flag.field.default
-    shown = flag.is_switch or setting.shown_default or (str(default) if default is not None else False)
+    setting, default = flag.setting, flag.shown_default
     option = typer.Option(
         flag.name,
-        help=setting.help,
+        # typer's own text of a default that is not a value has parentheses; the backslash is for rich
+        help=setting.help + (f" [dim]\\[default: {default}][/dim]" if default is not None else ""),
         metavar=setting.metavar or None,
-        show_default=shown,
-        rich_help_panel=setting.panel,
+        show_default=False,
+        rich_help_panel=None if setting.panel is Panel.EVERYDAY else setting.panel,
     )
     kind: Any = bool if flag.is_switch else list[str] | None if setting.repeatable else str | None
     return inspect.Parameter(
@@ -93,12 +115,22 @@ def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        order = sorted([*own, *map(_parameter, FLAGS[name])], key=lambda parameter: parameter.kind)
+        json = [(_rank("--json", Panel.EVERYDAY), p) for p in own if p.kind is p.KEYWORD_ONLY]
+        flags = [(_rank(flag.name, flag.setting.panel), _parameter(flag)) for flag in FLAGS[name]]
+        arguments = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+        order = [*arguments, *(p for _, p in sorted([*json, *flags], key=lambda ranked: ranked[0]))]
         command.__signature__ = inspect.Signature(order)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in order}
-        return app.command(name)(command)
+        return app.command(name, cls=_Command)(command)
 
     return decorate
+
+
+def _rank(name: str, panel: Panel) -> tuple[int, int]:
+    """Return the position of a flag in `--help`: everyday flags first, then panel by panel."""
+    if name in EVERYDAY:
+        return 0, EVERYDAY.index(name)
+    return 1 + list(Panel).index(panel), 0
 
 
 def _start_imports(request: Request) -> None:
@@ -137,16 +169,19 @@ def train_command(
     workload: Annotated[
         str | None,
         typer.Argument(
-            metavar="[WORKLOAD]",
+            metavar="WORKLOAD",
             help=f"{_OWN_WORKLOAD} run (with --resume), else {DEFAULT_WORKLOAD}.",
             show_default=False,
             callback=_not_empty,
         ),
     ] = None,
+    *,
     as_json: Json = False,
     **given: Any,
 ) -> None:
     """Train one job and track it in MLflow.
+
+    The flags under Max batch need --batch-size auto.
 
     amp-track train experiments/digits.py --precision bf16 --batch-size 64
 
@@ -176,10 +211,13 @@ def max_batch_command(
     target: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="TARGET | -- COMMAND …",
-            help="Python file with one Workload, package.module:Class, package.module:function, or a command.",
+            metavar="TARGET | -- COMMAND",
+            help="Python file with one Workload, package.module:Class, package.module:function, or a command. "
+            f"Default: {DEFAULT_WORKLOAD}.",
+            show_default=False,
         ),
     ] = None,
+    *,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -203,7 +241,7 @@ def max_batch_command(
 
 
 @_command("search")
-def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+def search_command(workload: Workload = DEFAULT_WORKLOAD, *, as_json: Json = False, **given: Any) -> None:
     """Find the max batches, train inside them, and compare speed and metric.
 
     amp-track search experiments/digits.py --memory-budget 64MiB --trials 12 --seeds 5
@@ -216,7 +254,7 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
 
 
 @_command("dtypes")
-def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, *, as_json: Json = False, **given: Any) -> None:
     """Show the dtype of every operation of every layer, in one forward and backward pass.
 
     amp-track dtypes experiments/digits.py --precision amp
@@ -238,19 +276,19 @@ def plan_command(
     target: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TARGET] …",
+            metavar="TARGET",
             help="Python file with one Workload, package.module:Class, or a model: timm:NAME, torchvision:NAME, "
-            f"transformers:CONFIG.json. Several are shown in one table.  [default: {DEFAULT_WORKLOAD}]",
+            f"transformers:CONFIG.json. Several are shown in one table. Default: {DEFAULT_WORKLOAD}.",
             show_default=False,
         ),
     ] = None,
+    *,
     as_json: Json = False,
     **given: Any,
 ) -> None:
     """Predict the max batch at each precision on other GPUs, and show what uses the memory.
 
-    Simulates one training step on CUDA with tensors that have no values: needs no device, and no data if example()
-    needs none. Writes nothing without --track.
+    Simulates one training step on CUDA, without a device. Writes nothing without --track.
 
     amp-track plan experiments/digits.py --memory-budget 6GiB --gpu "RTX 4090"
 
@@ -289,13 +327,13 @@ def explain_command(
             callback=_not_empty,
         ),
     ],
+    *,
     as_json: Json = False,
     **given: Any,
 ) -> None:
     """Explain an out-of-memory error: what held the memory, the max batch, and the ways out.
 
-    Reads a memory snapshot of PyTorch's CUDA allocator without running anything that it contains. For a workload, it
-    predicts the error within a memory budget, also on a CPU. Writes nothing.
+    Reads a memory snapshot of PyTorch's CUDA allocator, or predicts the error of a workload. Writes nothing.
 
     amp-track explain oom.pickle --batch-size 256
 
@@ -318,7 +356,7 @@ def explain_command(
 
 
 @_command("compare")
-def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+def compare_command(workload: Workload = DEFAULT_WORKLOAD, *, as_json: Json = False, **given: Any) -> None:
     """Train the same job at every precision, also over values of an option: when is a lower precision faster?
 
     amp-track compare experiments/digits.py --precision fp32,bf16 --vary width=8,16,32 --epochs 2
@@ -335,6 +373,7 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
 @_command("report")
 def report_command(
     study: Study,
+    *,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -381,8 +420,9 @@ def work_command(
     study: Study,
     workload: Annotated[
         str | None,
-        typer.Argument(metavar="[WORKLOAD]", help=f"{_OWN_WORKLOAD} study.", show_default=False, callback=_not_empty),
+        typer.Argument(metavar="WORKLOAD", help=f"{_OWN_WORKLOAD} study.", show_default=False, callback=_not_empty),
     ] = None,
+    *,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -431,7 +471,8 @@ def _run() -> int:
     except KeyboardInterrupt:
         return _say(INTERRUPTED_EXIT_CODE, "interrupted")
     except _usage_error() as error:
-        return _say(BadInput.exit_code, _usage_message(error))
+        message = _usage_message(error)
+        return _say(BadInput.exit_code, message) if message else BadInput.exit_code
     except OSError as error:
         lack = lack_of_space(error)
         if lack is None:
@@ -459,7 +500,10 @@ def _usage_error() -> type[Exception]:
 
 
 def _usage_message(error: Exception) -> str:
-    message = str(getattr(error, "message", error)).strip() or "a command is missing"
+    """Return the message of a usage error; "" if typer has printed the help, as it does without arguments."""
+    message = str(getattr(error, "message", error)).strip()
+    if not message:
+        return ""
     command = getattr(getattr(error, "ctx", None), "command_path", "amp-track")
     return f"{message.rstrip('.')}; see {command} --help"
 

@@ -19,6 +19,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import clusters  # noqa: E402
 from examples import EXAMPLES, read_record, run_and_record  # noqa: E402
 
 from amp_track import cli  # noqa: E402
+from amp_track.config.cli_params import Flag  # noqa: E402
 from amp_track.config.commands import FLAGS  # noqa: E402
 from amp_track.config.precisions import BY_NAME  # noqa: E402
 from amp_track.records import errors  # noqa: E402
@@ -397,18 +399,25 @@ def command_page(name: str) -> str:
     command = group.commands[name]
     parameters = [each for each in command.params if not getattr(each, "hidden", False)]
     arguments = [each for each in parameters if each.param_type_name == "argument"]
-    call = " ".join([f"amp-track {name}", "[OPTIONS]", *(each.metavar for each in arguments)])
+    call = " ".join(
+        [
+            f"amp-track {name}",
+            "[OPTIONS]",
+            *(each.metavar if each.required else f"[{each.metavar}]" for each in arguments),
+        ]
+    )
     lines = [f"# amp-track {name}", "", "```text", call, "```", ""]
     for paragraph in str(command.help).split("\n\n"):
         is_command = paragraph.startswith("amp-track ")
         lines += ["```console", f"$ {paragraph}", "```", ""] if is_command else [paragraph, ""]
     lines += [f"* `{each.metavar}`: {each.help}" for each in arguments]
+    flags = {flag.name: flag for flag in FLAGS[name]}
     panels: dict[str, list[Any]] = {}
     for each in parameters:
         if each.param_type_name == "option":
             panels.setdefault(getattr(each, "rich_help_panel", None) or "Options", []).append(each)
     for panel, options in panels.items():
-        rows = [_described(each) for each in options]
+        rows = [_described(each, flags) for each in options]
         lines += ["", f"## {panel}", "", *_table(["flag", "what it does", "default"], rows)]
     return "\n".join(lines) + "\n"
 
@@ -433,13 +442,13 @@ def _help(command: str) -> str:
     return str(group.commands[command].help).partition("\n")[0]
 
 
-def _described(parameter: Any) -> list[str]:
+def _described(parameter: Any, flags: Mapping[str, Flag]) -> list[str]:
     """Return the flag, the help and the default of an option."""
-    flag = parameter.opts[0]
+    name = parameter.opts[0]
     if parameter.is_flag:
-        return [f"`{flag}`", parameter.help, "off"]
-    shown = parameter.show_default
-    return [f"`{flag} {parameter.metavar}`", parameter.help, shown if isinstance(shown, str) else "–"]
+        return [f"`{name}`", parameter.help, "off"]
+    flag = flags[name]
+    return [f"`{name} {flag.setting.metavar}`", flag.setting.help, flag.shown_default or "–"]
 
 
 def _returned_keys(of_class: ast.ClassDef, method: str) -> list[str]:

@@ -36,8 +36,6 @@ _SLOW = 0.5
 @interrupted_safely
 def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
     """Find the max batches and train inside them, in one MLflow run. Arguments and errors are those of `max_batch`."""
-    if request.job.synthetic:
-        raise BadInput("search compares the metric and needs real data. Use max-batch --synthetic.")
     options = request.search_options
     deadline = time.monotonic() + (options.time_limit_seconds if options.time_limit_seconds is not None else math.inf)
     session = Session.prepare(request, request.max_batch_options.precisions, runner=runner)

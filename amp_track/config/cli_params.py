@@ -29,15 +29,24 @@ class Affects(StrEnum):
 
 
 class Panel(StrEnum):
-    """The panel of `--help` that shows a flag."""
+    """The panel of `--help` that shows a flag, in the order of `--help`. A panel means the same on every command."""
 
     EVERYDAY = "Options"
-    """typer's own panel: it comes first."""
-    TRAINING = "Training"
-    SEARCH = "Search"
+    """typer's own panel: `EVERYDAY`, and what a command cannot do without."""
+    TRIALS = "Search and comparison"
+    PLAN = "Memory plan"
     MODEL = "Models by name"
     CHECK = "Comparison with an earlier plan"
+    MAX_BATCH = "Max batch"
+    TRAINING = "Training"
     STORES = "Stores"
+
+
+EVERYDAY = (
+    "--precision", "--batch-size", "--memory-budget", "--epochs", "--steps", "--lr", "--device", "--set", "--study",
+    "--json",
+)  # fmt: skip
+"""The flags that `--help` shows first, on every command that has them."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +88,8 @@ class Flag:
 
     owner: type
     field: dataclasses.Field[Any]
-
-    @property
-    def setting(self) -> Setting:
-        found: Setting = self.field.metadata["setting"]
-        return found
+    setting: Setting
+    """The setting of the field, or a command's own version of it; see `changed`."""
 
     @property
     def name(self) -> str:
@@ -92,6 +98,14 @@ class Flag:
     @property
     def is_switch(self) -> bool:
         return self.setting.kind is None
+
+    @property
+    def shown_default(self) -> str | None:
+        """The default in words; None for a switch, and for a flag that has none."""
+        if self.is_switch:
+            return None
+        default = self.field.default
+        return self.setting.shown_default or (str(default) if default not in (None, ()) else None)
 
     @property
     def takes_several(self) -> bool:
@@ -129,7 +143,17 @@ class Flag:
 def flags_of(owner: type, *names: str, without: Sequence[str] = ()) -> list[Flag]:
     """Return the flags of a dataclass: those of the named fields in this order, or all except those in `without`."""
     fields = {each.name: each for each in dataclasses.fields(owner) if "setting" in each.metadata}
-    return [Flag(owner, fields[name]) for name in names or fields if name not in without]
+    wanted = [fields[name] for name in names or fields if name not in without]
+    return [Flag(owner, each, each.metadata["setting"]) for each in wanted]
+
+
+def changed(flags: Sequence[Flag], **changes: Mapping[str, Any]) -> list[Flag]:
+    """Return flags as one command takes and explains them: `changes` are attributes of `Setting`, by field."""
+    assert changes.keys() <= {flag.field.name for flag in flags}
+    return [
+        dataclasses.replace(flag, setting=dataclasses.replace(flag.setting, **changes.get(flag.field.name, {})))
+        for flag in flags
+    ]
 
 
 def build(owner: type, flags: Sequence[Flag], given: Mapping[str, Any], **fixed: Any) -> Any:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from amp_track.config import torchrun
-from amp_track.config.cli_params import Flag, build, flag_named, flags_of
+from amp_track.config import torchrun, values
+from amp_track.config.cli_params import Flag, build, changed, flag_named, flags_of
 from amp_track.config.job import Job
 from amp_track.config.options import (
     CompareOptions,
@@ -31,17 +31,21 @@ from amp_track.stores.addresses import STORAGE_VARIABLE
 
 # max-batch and search choose precision and batch size themselves; their jobs are too short for checkpoints.
 _JOB_OF_A_STUDY = flags_of(Job, without=("precision", "batch_size", "checkpoint_every", "precision_words"))
+_AUTO = "Samples per batch. auto finds the max batch first and trains at it."
 
 _DISTRIBUTED = ("train", "max-batch", "search", "compare")
 """The commands that torchrun may start."""
 
 FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "train": (
-        *flags_of(Job, without=("precision_words",)),
+        *changed(
+            flags_of(Job, without=("precision_words",)),
+            batch_size={"help": _AUTO, "metavar": "N|auto", "expected": "a whole number of 1 or more, or auto"},
+        ),
         *flags_of(Resumption),
         *flags_of(MaxBatchOptions, without=("precisions",)),
         *flags_of(Trust),
-        *flags_of(Stores),
+        *changed(flags_of(Stores), study={"help": "With --batch-size auto: name of the study of the max batch."}),
     ),
     "max-batch": (
         *flags_of(MaxBatchOptions),
@@ -52,14 +56,22 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "search": (
         *flags_of(MaxBatchOptions, without=("multiple_of", "effective_batch_size")),
         *flags_of(SearchOptions),
-        *_JOB_OF_A_STUDY,
+        *(flag for flag in _JOB_OF_A_STUDY if flag.field.name != "synthetic"),  # it compares the metric
         *flags_of(Stores),
     ),
     "compare": (
         *flags_of(CompareOptions),
         *flags_of(MaxBatchOptions, "precisions"),
         *flags_of(SearchOptions, "seeds", "tolerance"),
-        *flags_of(Job, without=("precision", "checkpoint_every", "precision_words")),
+        *changed(
+            flags_of(Job, without=("precision", "checkpoint_every", "precision_words")),
+            eval_batch_size={
+                "help": "Samples per batch of an evaluation.",
+                "kind": values.fixed_eval_batch_size,
+                "metavar": values.fixed_eval_batch_size.metavar,
+                "expected": values.fixed_eval_batch_size.expected,
+            },
+        ),
         *flags_of(Stores),
     ),
     "dtypes": (
@@ -70,13 +82,33 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         *flags_of(PlanOptions),
         *flags_of(ModelOptions),
         *flags_of(PlanCheckOptions),
-        *flags_of(MaxBatchOptions, "precisions", "max_batch_size", "effective_batch_size"),
+        *changed(
+            flags_of(MaxBatchOptions, "precisions", "max_batch_size", "effective_batch_size"),
+            precisions={"shown_default": "all"},
+            max_batch_size={"shown_default": "no limit"},
+        ),
         *flags_of(Job, "batch_size", "grad_accum", "max_grad_norm", "channels_last", "options"),
-        *flags_of(Stores, without=("study", "storage")),
+        *changed(
+            flags_of(Stores, without=("study", "storage")),
+            experiment={"help": "MLflow experiment of the run of --track."},
+        ),
     ),
     "explain": (
-        *flags_of(Job, "precision", "batch_size", "memory_budget_bytes", "device", "grad_accum", "max_grad_norm"),
-        *flags_of(Job, "channels_last", "options"),
+        *changed(
+            flags_of(
+                Job,
+                "precision",
+                "batch_size",
+                "memory_budget_bytes",
+                "device",
+                "grad_accum",
+                "max_grad_norm",
+                "channels_last",
+                "options",
+            ),
+            batch_size={"help": "Samples per batch of the workload, or in the snapshot."},
+            memory_budget_bytes={"help": "Memory limit in which a workload fails.", "shown_default": "none"},
+        ),
     ),
     "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study", "experiment"))),
     "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study", "experiment"))),
@@ -87,7 +119,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         *flags_of(Stores, without=("study", "experiment")),
     ),
 }
-"""The flags by command, in the order of `--help`."""
+"""The flags by command. `--help` shows them by panel; see `amp_track.config.cli_params`."""
 
 
 def request_of(
@@ -118,18 +150,12 @@ def request_of(
     if storage is not None and given.get(storage) is None:
         given[storage] = os.environ.get(STORAGE_VARIABLE) or None  # an empty variable counts as not set
     fixed: dict[str, Any] = {}
-    if command in ("train", "compare"):
+    if command == "train":
         batch_size = flag_named(flags, "--batch-size").parameter
         if given.get(batch_size) == "auto":
-            if command == "compare":
-                raise BadInput(
-                    "--batch-size: got auto, expected a whole number of 1 or more; find one with amp-track max-batch."
-                )
             given[batch_size] = None
             fixed["find_batch_size"] = True
     if command == "compare":
-        if given.get(flag_named(flags, "--eval-batch-size").parameter) == "auto":
-            raise BadInput("--eval-batch-size: got auto, expected a whole number of 1 or more, or same.")
         fixed["compare_options"] = build(CompareOptions, flags, given)
     job: dict[str, Any] = {"command": tuple(words)} | ({} if workload is None else {"workload": workload})
     if command == "plan":

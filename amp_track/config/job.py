@@ -38,9 +38,7 @@ class Job:
     """The words of a command to run instead, with placeholders; `workload` is then its script."""
     precision: str = setting("amp", values.precision, f"{precisions.described()}.", affects=Affects.TRIAL)
     batch_size: int | None = setting(
-        None, values.positive_integer, "Samples per batch. auto finds the max batch first and trains at it.",
-        expected="a whole number of 1 or more, or auto", metavar="N|auto", shown_default="the workload's",
-        affects=Affects.TRIAL
+        None, values.positive_integer, "Samples per batch.", shown_default="the workload's", affects=Affects.TRIAL
     )
     eval_batch_size: int | Literal["auto"] | None = setting(
         None, values.eval_batch_size,
@@ -53,7 +51,7 @@ class Job:
     )
     steps: int | None = setting(
         None, values.positive_integer, "Optimizer steps, instead of --epochs.", shown_default="none",
-        affects=Affects.TRAINING, resumable=True, panel=Panel.TRAINING
+        affects=Affects.TRAINING, resumable=True
     )
     learning_rate: float | None = setting(
         None, values.positive_number, "Learning rate.", flag="lr", metavar="LR", shown_default="the workload's",
@@ -123,7 +121,7 @@ class Job:
     )
     precision_words: tuple[tuple[str, str], ...] = setting(
         (), values.precision_words, "What {precision} stands for in a command: amp=--fp16, fp32=. Repeatable.",
-        repeatable=True, shown_default="the precision's name", affects=Affects.MAX_BATCH, panel=Panel.SEARCH
+        repeatable=True, shown_default="the precision's name", affects=Affects.MAX_BATCH, panel=Panel.MAX_BATCH
     )
     # fmt: on
     probe: bool = False

@@ -67,31 +67,31 @@ class MaxBatchOptions:
     precisions: tuple[str, ...] | None = setting(
         None, values.precisions,
         f"Precisions to compare, comma-separated: {', '.join(PRECISIONS)} (fp16 is the same as amp).",
-        flag="precision", shown_default="every one the device supports; plan: all"
+        flag="precision", shown_default="every one the device supports"
     )
     max_batch_size: int | None = setting(
         None, values.positive_integer, "Upper limit of the batch sizes that are tried.",
-        shown_default="the number of training samples; plan: no limit", panel=Panel.SEARCH
+        shown_default="the number of training samples", panel=Panel.MAX_BATCH
     )
     headroom: values.Headroom | None = setting(
         None, values.headroom, "Part of the budget to leave free at the max batch, such as 5% or 512MiB.",
-        shown_default="none", panel=Panel.SEARCH
+        shown_default="none", panel=Panel.MAX_BATCH
     )
     multiple_of: int = setting(
         1, values.positive_integer,
         "Also find the largest multiple of N that fits. Tensor cores are fastest at multiples of 8.",
-        panel=Panel.SEARCH
+        panel=Panel.MAX_BATCH
     )
     effective_batch_size: int | None = setting(
         None, values.effective_batch_size,
         "Samples per optimizer step. Recommends the batch size and the gradient accumulation that give it.",
-        shown_default="no accumulation", panel=Panel.SEARCH
+        shown_default="no accumulation", panel=Panel.MAX_BATCH
     )
     confirm_steps: int | Literal["epoch"] | None = setting(
         None, values.confirm_steps,
         "Steps of the confirmation run at each max batch. epoch: at least one full epoch. 0: no confirmation run.",
         shown_default="3 epochs if they take at most 5 s, else 1 epoch of at most 5 s or the time of the probes",
-        panel=Panel.SEARCH
+        panel=Panel.MAX_BATCH
     )
 
     def changed(self) -> list[Flag]:
@@ -105,25 +105,26 @@ class SearchOptions:
     """How `search` trains inside the max batches. `compare` uses the seeds and the tolerance too."""
 
     trials: int = setting(
-        12, values.positive_integer, "Total number of training trials. A resumed study continues up to this total."
+        12, values.positive_integer, "Total number of training trials. A resumed study continues up to this total.",
+        panel=Panel.TRIALS
     )
     time_limit_seconds: float | None = setting(
         None, values.duration_seconds,
         "Start no training after this time: 90s, 30m, 2h. It does not limit the search for the max batches.",
-        flag="time-limit", shown_default="no limit"
+        flag="time-limit", shown_default="no limit", panel=Panel.TRIALS
     )
     lr_range: tuple[float, float] | None = setting(
         None, values.interval, "Also search the learning rate, in this interval.", flag="lr-range",
-        shown_default="not searched", panel=Panel.SEARCH
+        shown_default="not searched", panel=Panel.TRIALS
     )
     seeds: int = setting(
         1, values.positive_integer,
         "Train every precision with N seeds at one batch size, and test whether the metric equals that of fp32.",
-        shown_default="1: no test"
+        shown_default="1, without the test", panel=Panel.TRIALS
     )
     tolerance: values.Tolerance = setting(
         values.Tolerance(fraction=0.01), values.tolerance,
-        "Difference of the metric that does not matter: 1% of the value of fp32, or 0.005.", panel=Panel.SEARCH
+        "Difference of the metric that does not matter: 1% of the value of fp32, or 0.005.", panel=Panel.TRIALS
     )
 
 
@@ -133,7 +134,7 @@ class CompareOptions:
 
     vary: tuple[str, tuple[str, ...]] | None = setting(
         None, values.options, "Compare at several values of one option of the workload, such as width=16,64,256.",
-        shown_default="the workload's options as they are"
+        shown_default="the workload's options as they are", panel=Panel.TRIALS
     )
 
 
@@ -175,23 +176,26 @@ class PlanOptions:
 
     memory_budgets: tuple[str, ...] = setting(
         (), values.byte_size_text, "Memory limit to plan for, such as 6GiB. Repeatable.", flag="memory-budget",
-        repeatable=True, shown_default="none: shows the memory at one batch size"
+        repeatable=True, shown_default="none, which shows the memory at one batch size"
     )
     gpus: tuple[str, ...] = setting(
         (), values.gpu, 'GPU to plan for, such as "RTX 4090": its memory minus the CUDA context. Repeatable.',
-        flag="gpu", repeatable=True, shown_default="none"
+        flag="gpu", repeatable=True, shown_default="none", panel=Panel.PLAN
     )
     vary: tuple[tuple[str, tuple[str, ...]], ...] = setting(
         (), values.options,
         "Plan at several values of an option, such as finetune=head,all. Repeatable: plans every combination.",
-        repeatable=True, shown_default="the workload's options as they are"
+        repeatable=True, shown_default="the workload's options as they are", panel=Panel.PLAN
     )
     what_if: bool = switch(
-        "Also plan with one change at a time: each listed option of the workload, and channels-last."
+        "Also plan with one change at a time: each listed option of the workload, and channels-last.", panel=Panel.PLAN
     )
-    track: bool = switch("Save the plan as an MLflow run, with a plot and files for PyTorch's memory visualizer.")
+    track: bool = switch(
+        "Save the plan as an MLflow run, with a plot and files for PyTorch's memory visualizer.", panel=Panel.PLAN
+    )
     csv: str | None = setting(
-        None, values.file, "Also write the max batches to this CSV file, one row each.", shown_default="none"
+        None, values.file, "Also write the max batches to this CSV file, one row each.", shown_default="none",
+        panel=Panel.PLAN
     )
 
 

@@ -120,10 +120,14 @@ def confirm_steps(text: str) -> int | Literal["epoch"]:
     return "epoch" if text.strip() == "epoch" else natural_number(text)
 
 
+@kind("a whole number of 1 or more, or same", "N|same")
+def fixed_eval_batch_size(text: str) -> int | None:
+    return None if text.strip() == "same" else positive_integer(text)
+
+
 @kind("a whole number of 1 or more, auto, or same", "N|auto|same")
 def eval_batch_size(text: str) -> int | Literal["auto"] | None:
-    text = text.strip()
-    return None if text == "same" else "auto" if text == "auto" else positive_integer(text)
+    return "auto" if text.strip() == "auto" else fixed_eval_batch_size(text)
 
 
 @kind("a number above 0", "NUMBER")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -11,6 +12,7 @@ import pytest
 from support import DIGITS, ROOT, WORKLOADS, Done
 
 from amp_track import __version__
+from amp_track.config.commands import FLAGS
 from amp_track.config.job import Job
 from amp_track.runner.runner import JobRunner
 
@@ -38,9 +40,9 @@ ARGUMENTS = [
     (["train", DIGITS, "--grad-accum", "2", "--effective-batch-size", "64"], "--grad-accum: got 2 together with"),
     (["train", "--resume", "a b"], "--resume: got 'a b', expected the id of an MLflow run"),
     (["search", DIGITS, "--lr-range", "1,0.1"], "--lr-range: got '1,0.1', expected two numbers above 0"),
-    (["search", DIGITS, "--synthetic"], "Use max-batch --synthetic"),
+    (["search", DIGITS, "--synthetic"], "No such option: --synthetic"),
     (["search", DIGITS, "--seeds", "3", "--tolerance", "-1%"], "--tolerance: got '-1%', expected a part of the metric"),
-    (["compare", DIGITS, "--batch-size", "auto"], "--batch-size: got auto, expected a whole number of 1 or more"),
+    (["compare", DIGITS, "--batch-size", "auto"], "--batch-size: got 'auto', expected a whole number of 1 or more"),
     (["compare", DIGITS, "--precision", "bf16"], "--precision: got bf16, expected fp32 among them"),
     (["compare", DIGITS, "--vary", "width=4", "--set", "width=8"], "width is given by both --vary and --set"),
     (["plan", DIGITS, "--vary", "width=4", "--set", "width=8"], "width is given by both --vary and --set"),
@@ -229,8 +231,52 @@ def test_help_teaches(command: str, amp_track: Command) -> None:
     assert ("--memory-budget" in shown) == (command != "dtypes")
 
 
-def test_help_shows_everyday_flags_before_the_panels(amp_track: Command) -> None:
-    shown = amp_track("train", "--help").stdout
-    order = ["--precision", "--batch-size", "─ Training ─", "--grad-accum", "─ Search ─", "--headroom", "─ Stores ─"]
-    found = [shown.index(text) for text in (*order, "--experiment")]
+EVERYDAY = ("--precision", "--batch-size", "--memory-budget", "--epochs", "--steps", "--lr ", "--json")
+HELP = {
+    "train": (
+        *EVERYDAY,
+        "--resume",
+        "--help",
+        "─ Max batch ─",
+        "--headroom",
+        "─ Training ─",
+        "--grad-accum",
+        "─ Stores ─",
+    ),
+    "search": ("--precision", "--set", "--study", "--json", "--help", "─ Search and comparison ─", "─ Max batch ─"),
+    "compare": (*EVERYDAY, "─ Search and comparison ─", "--vary", "─ Training ─", "--grad-accum", "─ Stores ─"),
+    "plan": ("--precision", "--batch-size", "--memory-budget", "--set", "--json", "─ Memory plan ─", "--gpu"),
+}
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_help_shows_everyday_flags_before_the_panels(command: str, amp_track: Command) -> None:
+    shown = amp_track(command, "--help").stdout
+    shown = shown[shown.index("─ Options ─") :]
+    found = [shown.index(text) for text in HELP[command]]
     assert found == sorted(found)
+
+
+@pytest.mark.parametrize("command", ["", *FLAGS])
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_help_has_no_words_of_the_parser(
+    command: str, width: str, amp_track: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    shown = amp_track(*filter(None, [command]), "--help").stdout
+    assert not [text for text in ("[[", "<bool>", "default: (", "[dim]", "\\[") if text in shown]
+    assert not re.search(rf"(?<![-\w])({'|'.join(FLAGS)}): ", " ".join(shown.replace("│", " ").split()))
+    assert max(map(len, shown.splitlines())) <= int(width)
+
+
+def test_no_arguments_print_the_help_and_no_error(amp_track: Command) -> None:
+    done = amp_track()
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "─ Commands ─" in done.stdout
+
+
+def test_a_shell_completes_flags(amp_track: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_AMP_TRACK_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "amp-track plan --pr")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert amp_track().stdout.split() == ["--precision"]

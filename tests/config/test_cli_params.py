@@ -29,7 +29,22 @@ def test_a_flag_means_the_same_on_every_command() -> None:
     by_name = {flag.name: flag for flag in FLAGS["train"]}
     for other in (*FLAGS["max-batch"], *FLAGS["search"], *FLAGS["compare"]):
         if other.name in by_name and other.name != "--precision":  # one for train, a list elsewhere
-            assert other == by_name[other.name]
+            flag = by_name[other.name]
+            assert (other.owner, other.field, other.setting.panel) == (flag.owner, flag.field, flag.setting.panel)
+
+
+@pytest.mark.parametrize("command", ["compare", "plan", "explain"])
+def test_auto_batches_are_offered_only_where_they_are_found(command: str) -> None:
+    for flag in FLAGS[command]:
+        if flag.name in ("--batch-size", "--eval-batch-size"):
+            assert "auto" not in f"{flag.setting.metavar} {flag.setting.help} {flag.setting.expected}"
+            with pytest.raises(BadInput, match=f"^{flag.name}: got 'auto', expected a whole number"):
+                flag.value("auto")
+
+
+def test_changes_of_a_commands_flags_need_a_flag() -> None:
+    with pytest.raises(AssertionError):
+        cli_params.changed(FLAGS["ui"], epochs={"help": "Passes."})
 
 
 def test_dtypes_has_flags_of_train_but_for_its_small_batch() -> None:
