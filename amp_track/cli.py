@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import logging
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable
@@ -162,6 +163,29 @@ def amp_track_command(
     ] = False,
 ) -> None:
     """Find the precision and the batch size to train with, measured on your model and your device."""
+
+
+@_command("init")
+def init_command(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="New Python file, such as train.py.", callback=_not_empty)
+    ],
+    **given: Any,
+) -> None:
+    """Write a commented training that runs, to start from.
+
+    amp-track init train.py
+
+    amp-track init train.py --template lightning
+    """
+    request = request_of("init", file, given, owns_process=True)
+    from amp_track.commands import init
+
+    commands = init.init(request)
+    print(f"Wrote {file}. Try it, then put your training in:")
+    folder = os.path.dirname(file)
+    for line in [f"cd {shlex.quote(folder)}"] * bool(folder) + commands:
+        print(f"  {line}")
 
 
 @_command("train")
@@ -502,6 +526,8 @@ def _usage_error() -> type[Exception]:
 def _usage_message(error: Exception) -> str:
     """Return the message of a usage error; "" if typer has printed the help, as it does without arguments."""
     message = str(getattr(error, "message", error)).strip()
+    if not message:  # that of a missing argument is made late
+        message = str(getattr(error, "format_message", str)()).strip()
     if not message:
         return ""
     command = getattr(getattr(error, "ctx", None), "command_path", "amp-track")

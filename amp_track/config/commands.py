@@ -13,6 +13,7 @@ from amp_track.config.job import Job
 from amp_track.config.options import (
     CompareOptions,
     Example,
+    InitOptions,
     MaxBatchOptions,
     ModelOptions,
     PlanCheckOptions,
@@ -37,6 +38,7 @@ _DISTRIBUTED = ("train", "max-batch", "search", "compare")
 """The commands that torchrun may start."""
 
 FLAGS: Mapping[str, tuple[Flag, ...]] = {
+    "init": (*flags_of(InitOptions),),
     "train": (
         *changed(
             flags_of(Job, without=("precision_words",)),

@@ -266,6 +266,16 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InitOptions:
+    """The file that `init` writes."""
+
+    template: str = setting(
+        "plain", values.one_of(*values.TEMPLATES),
+        f"Kind of training: {', '.join(values.TEMPLATES)}. plain and timm are a Workload, the others a Trainer."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class UiOptions:
     """Where `ui` serves its pages."""
 
@@ -327,6 +337,7 @@ class Request:
     plan_check_options: PlanCheckOptions = PlanCheckOptions()
     model_options: ModelOptions = ModelOptions()
     report_options: ReportOptions = ReportOptions()
+    init_options: InitOptions = InitOptions()
     ui_options: UiOptions = UiOptions()
     work_options: WorkOptions = WorkOptions()
     joins: bool = False

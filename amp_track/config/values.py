@@ -17,6 +17,8 @@ from amp_track.records.units import format_bytes
 T = TypeVar("T")
 LAUNCHERS = ("local", "slurm", "ray")
 """The launchers of search workers: modules of amp_track/workers/launchers/."""
+TEMPLATES = ("plain", "lightning", "transformers", "timm")
+"""The files that `init` can write: those of amp_track/templates/."""
 _INT64_MAX = 2**63 - 1
 """The limit of torch and the stores."""
 _CENTURY_SECONDS = 100 * 366 * 24 * 3600.0

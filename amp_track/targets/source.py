@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from amp_track.config.job import MODEL_LIBRARIES, library_of_model
+from amp_track.config.job import DEFAULT_WORKLOAD, MODEL_LIBRARIES, library_of_model
 from amp_track.records.errors import BadInput
 
 _SUFFIXES = importlib.machinery.all_suffixes()
@@ -40,10 +40,15 @@ def check_reference(workload: str) -> None:
     if library_of_model(workload) is not None:
         _check_named_model(workload)
         return
-    hint = "See experiments/digits.py for an example."
+    hint = "Write one to start from: amp-track init train.py."
     if colon and not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
         raise BadInput(
             f"WORKLOAD: got {workload}, expected package.module:Class or a Python file with one Workload. {hint}"
+        )
+    if workload == DEFAULT_WORKLOAD and not os.path.isfile(workload):
+        raise BadInput(
+            f"The default target {workload} is not in this folder. Name your file, or write one to start from: "
+            "amp-track init train.py."
         )
     if not colon and not os.path.isfile(workload):  # Path.is_file() raises OSError where a name is too long
         raise BadInput(

@@ -33,7 +33,7 @@ from amp_track.workload import Metric, Workload, first_samples, has_own_collate_
 if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
 
-_HINT = "See experiments/digits.py for an example."
+_HINT = "Write one to start from: amp-track init train.py."
 _MOST_SAMPLES = 2**32  # their shuffled order takes more than a hundred gigabytes of memory
 
 

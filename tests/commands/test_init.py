@@ -1,0 +1,104 @@
+"""init: each template runs as its first lines say, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from support import ROOT, Done
+
+from amp_track import cli
+from amp_track.config.values import TEMPLATES
+
+Command = Callable[..., Done]
+
+
+def commands(done: Done) -> list[list[str]]:
+    """Return the words of the commands that `init` has printed."""
+    text = done.stdout.partition("\n")[2].replace("\\\n", "")
+    return [shlex.split(line) for line in text.splitlines()]
+
+
+def test_each_template_is_a_file_of_the_package() -> None:
+    assert {file.stem for file in (ROOT / "amp_track" / "templates").glob("*.py")} == set(TEMPLATES)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_has_commands_that_parse(template: str, amp_track: Command) -> None:
+    done = amp_track("init", "mine.py", "--template", template)
+    assert (done.returncode, done.stderr) == (0, "")
+    text = Path("mine.py").read_text()
+    assert "FILE" not in text
+    assert "MODULE" not in text
+    head = str(ast.get_docstring(ast.parse(text), clean=False))
+    group: Any = typer.main.get_command(cli.app)
+    for _, command, *arguments in commands(done):
+        assert f"amp-track {command} " in head
+        group.commands[command].make_context(command, arguments)
+
+
+def test_the_commands_for_another_folder_start_there(amp_track: Command) -> None:
+    Path("a b").mkdir()
+    first, *others = commands(amp_track("init", "a b/mine.py"))
+    assert first == ["cd", "a b"]
+    assert all("mine.py" in words for words in others)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["there.py"], "there.py exists already. Choose another name."),
+        (["link.py"], "link.py exists already."),
+        (["mine.py", "--template", "keras"], "--template: got 'keras', expected one of plain, lightning, transformers"),
+        (["mine.txt"], "FILE: got mine.txt, expected the name of a new Python file"),
+        (["my-training.py"], "FILE: got my-training.py, expected the name of a new Python file"),
+        (["timm.py", "--template", "timm"], "FILE: got timm.py, the name of an installed module"),
+        (["nowhere/mine.py"], "nowhere: no such folder"),
+        ([f"{'x' * 300}.py"], "cannot be written: "),
+        ([""], "FILE: got '', expected a name"),
+        ([], "Missing argument 'FILE'"),
+    ],
+    ids=lambda value: "",
+)
+def test_bad_input_writes_nothing(arguments: list[str], message: str, amp_track: Command, tmp_path: Path) -> None:
+    Path("there.py").write_text("mine = 1\n")
+    Path("link.py").symlink_to("no_such_target.py")
+    done = amp_track("init", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert message in line
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link.py", "there.py"]
+    assert Path("there.py").read_text() == "mine = 1\n"
+
+
+@pytest.mark.parametrize("command", ["train", "max-batch", "search", "compare", "dtypes", "plan"])
+def test_without_a_target_outside_the_repository_init_is_named(command: str, amp_track: Command) -> None:
+    done = amp_track(command)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "The default target experiments/digits.py is not in this folder." in line
+    assert line.endswith("amp-track init train.py.")
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.usefixtures("fresh_stores")
+def test_a_template_runs_as_it_is(template: str, amp_track: Command) -> None:
+    first, *_ = commands(amp_track("init", "mine.py", "--template", template))
+    assert first[:2] == ["amp-track", "max-batch"]
+    quick = ["--precision", "fp32", "--max-batch-size", "8", "--confirm-steps", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "amp_track", *first[1:], *quick],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "fp32 at batch 8" in done.stdout
