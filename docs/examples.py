@@ -112,7 +112,9 @@ EXAMPLES = {
         keep="^(fp32|To train|  torchrun)",
         is_slow=True,
     ),
-    "grad-stats": Example(commands=("amp-track train experiments/digits.py --lr 30 --grad-stats-every 20",)),
+    "grad-stats": Example(
+        commands=("amp-track train experiments/digits.py --lr 30 --grad-stats-every 20 --precision amp",)
+    ),
     "grad-stats-fp32": Example(
         commands=("amp-track train experiments/digits.py --lr 30 --grad-stats-every 20 --precision fp32",), keep="^· "
     ),

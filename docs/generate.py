@@ -399,13 +399,8 @@ def command_page(name: str) -> str:
     command = group.commands[name]
     parameters = [each for each in command.params if not getattr(each, "hidden", False)]
     arguments = [each for each in parameters if each.param_type_name == "argument"]
-    call = " ".join(
-        [
-            f"amp-track {name}",
-            "[OPTIONS]",
-            *(each.metavar if each.required else f"[{each.metavar}]" for each in arguments),
-        ]
-    )
+    words = [each.metavar if each.required else f"[{each.metavar}]" for each in arguments]
+    call = " ".join([f"amp-track {name}", "[OPTIONS]", *words])
     lines = [f"# amp-track {name}", "", "```text", call, "```", ""]
     for paragraph in str(command.help).split("\n\n"):
         is_command = paragraph.startswith("amp-track ")

@@ -12,6 +12,7 @@ from amp_track.config import torchrun
 from amp_track.config.cli_params import flags_of
 from amp_track.config.job import Job, micro_batch
 from amp_track.config.options import Request
+from amp_track.config.precisions import AUTO
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.report import progress
 from amp_track.report.train import explain
@@ -88,6 +89,8 @@ def _resume(request: Request, run_id: str, *, runner: Runner | None) -> TrainRes
 
 def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Path | None = None) -> TrainResult:
     session.say_cautions()
+    if (reason := _reason_of_precision(session)) is not None:
+        progress.say(f"{job.precision}: {reason} (--precision chooses another)")
     try:
         job_result = run_tracked(session, job, run, kind="train", title=title, resume_from=resume_from)
     except (Exception, KeyboardInterrupt):  # such as a full disk
@@ -107,6 +110,13 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
     if not job_result.fits:
         raise NothingFits(why_it_does_not_fit(session, job, job_result), result.as_json())
     return result
+
+
+def _reason_of_precision(session: Session) -> str | None:
+    """Return why the device gave the precision; None if it was given, or is that of a resumed run."""
+    if session.request.job.precision != AUTO:
+        return None
+    return session.inspection.support("bf16").reason
 
 
 def _accumulating(job: Job, effective_batch_size: int | None) -> Job:

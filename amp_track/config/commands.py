@@ -27,12 +27,13 @@ from amp_track.config.options import (
     UiOptions,
     WorkOptions,
 )
+from amp_track.config.precisions import AUTO
 from amp_track.records.errors import BadInput
 from amp_track.stores.addresses import STORAGE_VARIABLE
 
 # max-batch and search choose precision and batch size themselves; their jobs are too short for checkpoints.
 _JOB_OF_A_STUDY = flags_of(Job, without=("precision", "batch_size", "checkpoint_every", "precision_words"))
-_AUTO = "Samples per batch. auto finds the max batch first and trains at it."
+_BATCH_SIZE = "Samples per batch. auto finds the max batch first and trains at it."
 
 _DISTRIBUTED = ("train", "max-batch", "search", "compare")
 """The commands that torchrun may start."""
@@ -42,7 +43,8 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "train": (
         *changed(
             flags_of(Job, without=("precision_words",)),
-            batch_size={"help": _AUTO, "metavar": "N|auto", "expected": "a whole number of 1 or more, or auto"},
+            precision={"shown_default": "bf16 if the device has units for it, else fp32"},
+            batch_size={"help": _BATCH_SIZE, "metavar": "N|auto", "expected": "a whole number of 1 or more, or auto"},
         ),
         *flags_of(Resumption),
         *flags_of(MaxBatchOptions, without=("precisions",)),
@@ -152,14 +154,16 @@ def request_of(
     if storage is not None and given.get(storage) is None:
         given[storage] = os.environ.get(STORAGE_VARIABLE) or None  # an empty variable counts as not set
     fixed: dict[str, Any] = {}
+    job: dict[str, Any] = {"command": tuple(words)} | ({} if workload is None else {"workload": workload})
     if command == "train":
+        if not given.get(flag_named(flags, "--precision").parameter):
+            job["precision"] = AUTO
         batch_size = flag_named(flags, "--batch-size").parameter
         if given.get(batch_size) == "auto":
             given[batch_size] = None
             fixed["find_batch_size"] = True
     if command == "compare":
         fixed["compare_options"] = build(CompareOptions, flags, given)
-    job: dict[str, Any] = {"command": tuple(words)} | ({} if workload is None else {"workload": workload})
     if command == "plan":
         job |= {"synthetic": True, "device": "cpu"}  # a plan uses the shapes of example() and needs no device
     if command == "dtypes":

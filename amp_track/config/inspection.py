@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from amp_track.config.job import Job, loads_in_its_own_process
+from amp_track.config.precisions import AUTO, REFERENCE
 from amp_track.records.hardware import Hardware
 
 
@@ -78,13 +79,19 @@ class Inspection(TargetInspection):
         return dict(self.precisions)[precision]
 
     @property
+    def native_precision(self) -> str:
+        """bf16 if the device has units for it, else fp32."""
+        bf16 = self.support("bf16")
+        return "bf16" if bf16.supported and not bf16.is_emulated else REFERENCE
+
+    @property
     def cautions(self) -> dict[str, str]:
         """The warnings of this device's emulated precisions."""
         return {name: found.reason for name, found in self.precisions if found.supported and found.is_emulated}
 
 
 def resolve(job: Job, inspection: Inspection) -> Job:
-    """Return the job with the workload's defaults for unset fields, and the device's full name."""
+    """Return the job with the workload's defaults for unset fields, and the device's full name and native precision."""
     learning_rate = job.learning_rate if job.learning_rate is not None else inspection.learning_rate
     epochs = job.epochs if job.epochs is not None or job.steps is not None else inspection.epochs
     num_workers = job.num_workers
@@ -94,6 +101,7 @@ def resolve(job: Job, inspection: Inspection) -> Job:
         num_workers = 0
     return dataclasses.replace(
         job,
+        precision=inspection.native_precision if job.precision == AUTO else job.precision,
         device=inspection.device,
         batch_size=job.batch_size if job.batch_size is not None else inspection.batch_size,
         epochs=epochs,

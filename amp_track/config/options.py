@@ -144,7 +144,7 @@ class Resumption:
 
     resume: str | None = setting(
         None, values.run_id,
-        "Resume the training of this MLflow run from its newest checkpoint, with its workload and settings.",
+        "Resume the training of this MLflow run from its newest checkpoint, with its workload, precision and settings.",
         shown_default="a new training"
     )
     allow_changed_workload: bool = switch(

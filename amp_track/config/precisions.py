@@ -129,6 +129,8 @@ Colors are from the palette of Okabe and Ito, safe for color-blind readers (http
 """
 PRECISIONS = tuple(BY_NAME)
 PRECISION_COLORS = {precision.name: precision.color for precision in BY_NAME.values()}
+AUTO = "auto"
+"""The precision of a job that leaves it to the device; see `Inspection.native_precision`. Only `train` does."""
 REFERENCE = "fp32"
 """The precision that the others are compared with."""
 

@@ -12,7 +12,7 @@ from amp_track.config import torchrun
 from amp_track.config.inspection import Inspection, resolve
 from amp_track.config.job import Job, JobFolder, streamed_samples, synthetic_samples
 from amp_track.config.options import Request
-from amp_track.config.precisions import PRECISIONS
+from amp_track.config.precisions import AUTO, PRECISIONS
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadInput
 from amp_track.records.events import Event
@@ -84,6 +84,8 @@ class Session:
             for each in libraries:
                 each.result()
             interrupts.check()
+        if precisions == (AUTO,):
+            precisions = (inspection.native_precision,)
         checks.check_supported(request, inspection, precisions or (), trains=uses_stores)
         if precisions is None:
             precisions = tuple(name for name in PRECISIONS if inspection.support(name).supported)

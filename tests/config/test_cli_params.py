@@ -48,7 +48,8 @@ def test_changes_of_a_commands_flags_need_a_flag() -> None:
 
 
 def test_dtypes_has_flags_of_train_but_for_its_small_batch() -> None:
-    (batch_size,) = [flag for flag in FLAGS["dtypes"] if flag not in FLAGS["train"]]
+    of_train = [flag.field for flag in FLAGS["train"]]
+    (batch_size,) = [flag for flag in FLAGS["dtypes"] if flag.field not in of_train]
     assert (batch_size.name, batch_size.value(None)) == ("--batch-size", 2)
 
 
