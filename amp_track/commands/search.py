@@ -14,17 +14,19 @@ from amp_track.config.options import Request
 from amp_track.config.precisions import REFERENCE
 from amp_track.records.errors import BadInput
 from amp_track.report import progress
+from amp_track.report.wording import counted, time_text
 from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 from amp_track.results.trial_row import TrialRow
-from amp_track.session import checks, publish, study_manifest
+from amp_track.session import checks, probe_jobs, publish, study_manifest
 from amp_track.session.run_job import run_trial, seed_text
 from amp_track.session.session import Runner, Session
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
 
 if TYPE_CHECKING:
     from amp_track.study.grid import Grid
+    from amp_track.study.search import TrainingSearch
     from amp_track.study.types import Study
 
 _FEWEST_SEEDS = 2
@@ -95,7 +97,6 @@ def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline:
     slow = _slow_precisions(fitted)
     is_asked_for = session.request.max_batch_options.precisions is not None
     skipped = frozenset(name for name, ratio in slow.items() if not is_asked_for and ratio * (options.trials - 1) < 1)
-    progress.say(f"training within the max batches: up to {options.trials} trials")
     for name, ratio in slow.items():
         what = "not trained, which would take longer than all other trials" if name in skipped else "trained only once"
         progress.say(f"{name} runs at {ratio:.2g} × the speed of {REFERENCE} here: {what}")
@@ -114,6 +115,7 @@ def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline:
         trials=options.trials,
         higher_is_better=session.inspection.higher_is_better,
     )
+    _say_cost(session, fitted, within)
     pace = progress.Pace(deadline)
     while within.is_anything_left(deadline):
         with trials.next_trial(within.study) as asked:
@@ -122,6 +124,27 @@ def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline:
                 tracked_study, asked.trial, job, where=pace.next(len(within.complete()), options.trials)
             )
             asked.value = within.record(asked.trial, job, job_result, run_id)
+
+
+def _say_cost(session: Session, fitted: MaxBatchResult, within: TrainingSearch) -> None:
+    """Print how many trainings follow, how long they take at the speed of the probes, and the flags that bound them."""
+    options, each = session.request.search_options, []
+    for changes in within.space.landmarks():
+        job = dataclasses.replace(within.job, **changes)
+        found = fitted.precisions[job.precision]
+        probe = found.confirmation or found.at_max_batch
+        seconds = probe_jobs.training_seconds(session, job, probe) if probe is not None else None
+        each += [seconds] if seconds is not None else []
+    left = max(options.trials - len(within.complete()), 0)
+    over_seeds = options.seeds * len(fitted.max_batch) if options.seeds > 1 else 0
+    text = f"training within the max batches: {counted(left, 'trial')} (--trials)"
+    text += f" and {counted(over_seeds, 'training')} over seeds (--seeds)" if over_seeds else ""
+    if each and left + over_seeds:
+        mean = sum(each) / len(each)
+        text += f" of about {time_text(mean)} each, {time_text(mean * (left + over_seeds))} in all"
+    if options.time_limit_seconds is not None:
+        text += f"; none starts after {time_text(options.time_limit_seconds)} (--time-limit)"
+    progress.say(text)
 
 
 def _slow_precisions(fitted: MaxBatchResult) -> dict[str, float]:

@@ -11,6 +11,7 @@ from amp_track.config import torchrun, values
 from amp_track.config.cli_params import Flag, build, changed, flag_named, flags_of
 from amp_track.config.job import Job
 from amp_track.config.options import (
+    DEFAULT_TIME_LIMIT,
     CompareOptions,
     Example,
     InitOptions,
@@ -162,6 +163,10 @@ def request_of(
         if given.get(batch_size) == "auto":
             given[batch_size] = None
             fixed["find_batch_size"] = True
+    if command == "search":
+        trials, time_limit = (flag_named(flags, name).parameter for name in ("--trials", "--time-limit"))
+        if not given.get(trials) and not given.get(time_limit):
+            given[time_limit] = DEFAULT_TIME_LIMIT
     if command == "compare":
         fixed["compare_options"] = build(CompareOptions, flags, given)
     if command == "plan":

@@ -20,6 +20,9 @@ from amp_track.stores.addresses import (
     tracking_address,
 )
 
+DEFAULT_TIME_LIMIT = "30m"
+"""The --time-limit of a `search` whose length nobody has chosen."""
+
 
 # fmt: off
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,7 @@ class SearchOptions:
     time_limit_seconds: float | None = setting(
         None, values.duration_seconds,
         "Start no training after this time: 90s, 30m, 2h. It does not limit the search for the max batches.",
-        flag="time-limit", shown_default="no limit", panel=Panel.TRIALS
+        flag="time-limit", shown_default=f"{DEFAULT_TIME_LIMIT}, or no limit with --trials", panel=Panel.TRIALS
     )
     lr_range: tuple[float, float] | None = setting(
         None, values.interval, "Also search the learning rate, in this interval.", flag="lr-range",

@@ -37,6 +37,13 @@ def duration(job: Job) -> str:
     return counted(job.steps, "step") if job.steps is not None else counted(job.epochs or 0, "epoch")
 
 
+def time_text(seconds: float) -> str:
+    """Return a rough duration: `0.6 s`, `40 s`, `8.5 min`, `3 h`."""
+    size, unit = next(((size, unit) for size, unit in ((3600, "h"), (60, "min")) if seconds >= 1.5 * size), (1, "s"))
+    number = seconds / size
+    return f"{number:.0f} {unit}" if number >= 9.5 else f"{number:.2g} {unit}"
+
+
 def memory_text(size_bytes: float | None) -> str:
     """Return `61.2 MiB`, or a dash."""
     return tied(format_bytes(size_bytes)) if size_bytes is not None else UNKNOWN

@@ -178,6 +178,15 @@ class Plans:
         return dict(forecasts.by_precision)
 
 
+def training_seconds(session: Session, job: Job, probe: JobResult) -> float | None:
+    """Return the predicted duration of a training from a probe at its precision; None if the probe has no speed.
+
+    It does not include the start of the process and the loading of the data set.
+    """
+    pace, of_epoch = _pace(session, job, [probe]), steps_per_epoch(job, session.training_samples(job))
+    return pace.seconds(total_steps(job, of_epoch), of_epoch) if pace is not None else None
+
+
 def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) -> Job:
     """Return the confirmation run of the max batch that `job` trains at.
 

@@ -67,16 +67,16 @@ class Space:
             if landmark not in begun:
                 study.enqueue_trial(landmark)
 
-    def landmarks(self) -> list[dict[str, str | int]]:
+    def landmarks(self) -> list[dict[str, Any]]:
         """Return the settings that are always tried: the workload's batch size and the max batch, at each precision.
 
         The most informative come first, because time may run out.
         """
-        found: list[dict[str, str | int]] = []
+        found: list[dict[str, Any]] = []
         for is_last in (False, True):
             for at_most in (self.reference_batch_size, math.inf):
                 for name, max_batch in self.max_batches.items():
-                    landmark: dict[str, str | int] = {"precision": name, "batch_size": int(min(at_most, max_batch))}
+                    landmark: dict[str, Any] = {"precision": name, "batch_size": int(min(at_most, max_batch))}
                     if name in self.skipped or (name in self.slow and at_most > self.reference_batch_size):
                         continue
                     if (name in self.slow | self.emulated) == is_last and landmark not in found:

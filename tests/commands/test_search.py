@@ -15,8 +15,9 @@ from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands import search as search_command
 from amp_track.commands.search import search
+from amp_track.config.commands import request_of
 from amp_track.config.job import Job
-from amp_track.config.options import Request
+from amp_track.config.options import Request, SearchOptions
 from amp_track.records.errors import BadInput
 from amp_track.report.search import notes
 from amp_track.study import grid as study_grid
@@ -163,3 +164,26 @@ def test_seeds_that_some_precision_lacks_do_not_count(monkeypatch: pytest.Monkey
     assert result.seeds is not None
     assert (result.seeds.seeds, len(result.seeds.trainings)) == (2, 4)
     assert "2 of 4 seeds" in " ".join(notes(result))
+
+
+def test_the_cost_is_said_before_the_first_training(capfd: pytest.CaptureFixture[str]) -> None:
+    """5,000 samples at 1,000 and 3,000 samples/s, two epochs: 10 s and 3.3 s, and twice an evaluation of 500."""
+    search(asked(trials=4, seeds=2, time_limit_seconds=7200.0, study="cost"), runner=SimulatedRunner())
+    lines = capfd.readouterr().err.splitlines()
+    (place,) = [index for index, line in enumerate(lines) if line.startswith("training within the max batches: ")]
+    assert lines[place] == (
+        "training within the max batches: 4 trials (--trials) and 4 trainings over seeds (--seeds) of about "
+        "7.1 s each, 57 s in all; none starts after 2 h (--time-limit)"
+    )
+    assert "after 626 optimizer steps" in lines[place + 1]
+
+
+def test_a_search_that_nobody_bounded_bounds_itself() -> None:
+    def limit(**given: str) -> float | None:
+        named = {f"searchoptions_{name}": text for name, text in given.items()}
+        return request_of("search", DIGITS, named).search_options.time_limit_seconds
+
+    assert limit() == limit(seeds="5") == 1800
+    assert limit(trials="100") is None
+    assert limit(time_limit_seconds="2h") == limit(time_limit_seconds="2h", trials="9") == 7200
+    assert SearchOptions().time_limit_seconds is None, "studies stored without a limit have none"
