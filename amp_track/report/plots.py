@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -113,6 +114,7 @@ def draw_measure(axes: Axes, result: CompareResult, measure: Measure) -> None:
     else:
         _draw_lines(axes, result, heights, numbers)
     axes.set_ylabel(measure.label)
+    axes.yaxis.set_major_formatter(lambda number, _: f"{number / 1000:,g}k" if number >= 10_000 else f"{number:g}")
     axes.set_axisbelow(True)
     axes.grid(alpha=0.3, axis="both" if numbers is not None else "y")
 
@@ -129,7 +131,9 @@ def _draw_lines(axes: Axes, result: CompareResult, heights: Mapping[str, numpy.n
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:,g}")
+        low, high = axes.get_ylim()
+        middle = math.sqrt(low * high)
+        axes.set_ylim(min(low, middle / 2), max(high, middle * 2))  # two ticks, and noise does not fill the chart
     axes.set_xticks(numbers, labels=result.values)
     axes.set_xlabel(result.option or "")
     axes.legend(frameon=False)
@@ -138,7 +142,6 @@ def _draw_lines(axes: Axes, result: CompareResult, heights: Mapping[str, numpy.n
 def _draw_bars(axes: Axes, result: CompareResult, heights: Mapping[str, numpy.ndarray]) -> None:
     width = 0.8 / len(heights)
     places = numpy.arange(len(result.values))
-    axes.yaxis.set_major_formatter("{x:,g}")
     for index, (precision, own) in enumerate(heights.items()):
         shift = (index - (len(heights) - 1) / 2) * width
         bars = axes.bar(places + shift, own, 0.9 * width, color=PRECISION_COLORS[precision], label=precision)

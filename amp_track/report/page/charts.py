@@ -27,20 +27,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LABELS = 0.12
-"""The right margin for curve labels as a fraction of the width; half of it is the top margin."""
-_LEFT, _BOTTOM = 0.15, 0.14
-"""The margins for tick labels and axis labels as fractions of width and height."""
+_LEFT, _BOTTOM, _RIGHT, _TOP = 0.15, 0.14, 0.03, 0.1
+"""The margins for tick labels, axis labels and the legend as fractions of width and height."""
 _MOST_POINTS = 400
 """The maximum number of points per curve: more overlap and enlarge the page."""
-_MOST_SCALES = 6
-"""The maximum number of scale curves in one chart."""
+_MOST_SCALES = 4
+"""The maximum number of scale curves in one chart: the legend has one line."""
 _SPREAD = 4
 """Settings with at least this ratio of largest to smallest are drawn on a log2 axis."""
-_LABELS_APART = 13.0
 
-_End = tuple[float, float, str, str]
-"""The x and y of the last point of a curve, its name and its color."""
 _Points = list[tuple[float, float]]
 
 
@@ -76,7 +71,7 @@ class Training:
 def new_axes(across: str, up: str) -> tuple[Figure, Axes]:
     figure = figures.new_figure(6.4, 4.0)
     # Fixed margins: a layout engine draws every plot twice (a quarter of the time of a simulated search).
-    axes = figure.add_axes((_LEFT, _BOTTOM, 1 - _LABELS - _LEFT, 1 - _LABELS / 2 - _BOTTOM))
+    axes = figure.add_axes((_LEFT, _BOTTOM, 1 - _LEFT - _RIGHT, 1 - _BOTTOM - _TOP))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.set_xlabel(across)
@@ -84,23 +79,14 @@ def new_axes(across: str, up: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _label_ends(axes: Axes, ends: Sequence[_End]) -> str:
-    """Label each curve at its last point, without overlaps. Return the names of the curves."""
-    axes.get_xlim(), axes.get_ylim()  # fixes the limits, which the transform needs
-    heights = [axes.transData.transform(end[:2])[1] for end in ends]
-    lowest = -math.inf
-    for height, (across, up, name, color) in sorted(zip(heights, ends, strict=True), key=lambda each: each[0]):
-        lowest = max(height, lowest + _LABELS_APART)
-        axes.annotate(
-            name,
-            (across, up),
-            xytext=(7, (lowest - height) * 72 / axes.figure.dpi - 3),
-            textcoords="offset points",
-            color=color,
-            fontweight="bold",
-            annotation_clip=False,
-        )
-    return ", ".join(name for _, _, name, _ in ends)
+def legend(axes: Axes) -> str:
+    """Name the curves in one line above the axes, where no curve crosses the names. Return the names."""
+    curves, names = axes.get_legend_handles_labels()
+    axes.legend(
+        curves, names, loc="lower right", bbox_to_anchor=(1, 1), ncols=max(len(names), 1), labelcolor="linecolor",
+        frameon=False, borderpad=0, borderaxespad=0.3, handlelength=0.8, handletextpad=0.4, columnspacing=1,
+    )  # fmt: skip
+    return ", ".join(names)
 
 
 def _plot(axes: Axes, points: Sequence[tuple[float, float]], style: str, color: str, **settings: Any) -> None:
@@ -124,35 +110,32 @@ def memory(fitted: MaxBatchResult) -> Chart | None:
     if not probes:
         return None
     figure, axes = new_axes("batch size", "peak memory, MiB")
-    ends = []
     for name, color in _in_order(probe.precision for probe, _ in probes):
         fits, fails = (
             sorted(point for probe, point in probes if (probe.precision, probe.job_result.fits) == (name, is_fit))
             for is_fit in (True, False)
         )
-        _plot(axes, fits, "o", color, markersize=4)
-        _plot(axes, fails, "x", color, markersize=7)
+        _plot(axes, fits, "o", color, markersize=4, label=name)
+        _plot(axes, fails, "x", color, markersize=7, label="" if fits else name)
         if fits:
             points = [Point(batch, mebibytes * MEBIBYTE) for batch, mebibytes in dict(fits).items()]
             line = line_through(points, fitted.limit_bytes or points[-1].size_bytes)
             if line is not None:
                 ends_of_line = [(batch, line.at(batch) / MEBIBYTE) for batch in (0, max(fits + fails)[0])]
                 _plot(axes, ends_of_line, "-", color, linewidth=0.9)
-            ends.append((*fits[-1], name, color))
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
     height, most = (fitted.limit_bytes or 0) / MEBIBYTE, max(size for _, (_, size) in probes)
     # Free memory may be a hundred times the peaks of a small data set: its line would flatten everything else.
     if height and (fitted.job.memory_budget_bytes is not None or height < 2 * most):
+        most = max(most, height)
         text = f"limit: {format_bytes(height * MEBIBYTE)}"
-        axes.axhline(height, color=INK, linewidth=0.9, linestyle="--")
-        axes.text(0.01, height, text, transform=axes.get_yaxis_transform(), va="bottom")
-    names = _label_ends(axes, ends)
+        axes.axhline(height, color=INK, linewidth=0.9, linestyle="--", label=text)
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1.05 * most)  # a line may leave the chart: two probes of almost one size make it steep
     failed = counted(sum(not probe.job_result.fits for probe, _ in probes), "probe")
     return Chart(
         "Memory against batch",
         figure,
-        f"Peak memory over the batch size at {names}; {failed} failed.",
+        f"Peak memory over the batch size at {legend(axes)}; {failed} failed.",
         "● fits; × does not fit (allocated plus requested memory); the search follows the lines.",
     )
 
@@ -167,16 +150,14 @@ def predicted(fitted: MaxBatchResult) -> Chart | None:
     if not known:
         return None
     figure, axes = new_axes("predicted memory, MiB", "measured memory, MiB")
-    ends = []
     for name, color in _in_order(precision for precision, _ in known):
         points = [point for precision, point in known if precision == name]
-        _plot(axes, points, "o", color, markersize=4)
-        ends.append((*max(points), name, color))
+        _plot(axes, points, "o", color, markersize=4, label=name)
     most = max(max(axes.get_xlim()), max(axes.get_ylim()))
     axes.plot([0, most], [0, most], color=INK, linewidth=0.7, linestyle=":")
     axes.set_xlim(0, most)
     axes.set_ylim(0, most)
-    _label_ends(axes, ends)
+    legend(axes)
     worst = max((measured / prediction - 1 for _, (prediction, measured) in known), key=abs)
     jobs = counted(len(known), "job")
     return Chart(
@@ -193,11 +174,9 @@ def speed(result: MaxBatchResult | SearchResult) -> Chart | None:
     figure, axes = new_axes("batch size", "samples per second")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    ends = []
     for name, found in result.limits.precisions.items():
         color = PRECISION_COLORS[name]
-        _plot(axes, found.throughput, "o-", color, markersize=4, linewidth=0.9)
-        ends += [(*found.throughput[-1], name, color)] if found.throughput else []
+        _plot(axes, found.throughput, "o-", color, markersize=4, linewidth=0.9, label=name)
         own = [
             (trial.batch_size, speed)
             for trial in trials
@@ -206,14 +185,15 @@ def speed(result: MaxBatchResult | SearchResult) -> Chart | None:
         _plot(axes, own, "s", color, markersize=5, fillstyle="none")
         if found.efficient_batch is not None:
             axes.plot(*found.efficient_batch, "D", color=color, markersize=8, fillstyle="none", markeredgewidth=1.6)
-    if not ends:
+    names = legend(axes)
+    if not names:
         return None
     axes.set_ylim(bottom=0)
     trained = "; □ trainings, including data loading" if trials else ""
     return Chart(
         "Speed against batch",
         figure,
-        f"Samples per second over the batch size at {_label_ends(axes, ends)}.",
+        f"Samples per second over the batch size at {names}.",
         f"● probes; ◇ efficient batch (smallest within 3 % of the best){trained}.",
     )
 
@@ -233,15 +213,13 @@ def _metric(placed: Sequence[tuple[Training, float]], name: str, *, across: str,
         return None
     is_joined = across == what
     figure, axes = new_axes(across, name)
-    ends: list[_End] = []
     for precision, color in _in_order(training.trial.precision for training, _ in rated):
         points: _Points = sorted(point for training, point in rated if training.trial.precision == precision)
-        _plot(axes, points, "o", color, markersize=5)
+        _plot(axes, points, "o", color, markersize=5, label=precision)
         if is_joined:
             by_place = itertools.groupby(points, key=lambda point: point[0])
             points = [(place, fmean(height for _, height in here)) for place, here in by_place]
             _plot(axes, points, "-", color, linewidth=0.7)
-        ends.append((*points[-1], precision, color))
     best = sorted(point for training, point in rated if training.is_best)
     _plot(axes, best, "o", INK, markersize=10, fillstyle="none", linewidth=0)
     places = [place for _, (place, _) in rated]
@@ -250,7 +228,7 @@ def _metric(placed: Sequence[tuple[Training, float]], name: str, *, across: str,
     elif min(places) > 0 and max(places) >= _SPREAD * min(places):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.6g}")
-    alt = f"{name} of {counted(len(rated), 'training')} over {what}, at {_label_ends(axes, ends)}."
+    alt = f"{name} of {counted(len(rated), 'training')} over {what}, at {legend(axes)}."
     return Chart(f"{name.capitalize()} against {what}", figure, alt, note)
 
 
@@ -271,15 +249,13 @@ def scales(trainings: Sequence[Training], *, by: str = "") -> Chart | None:
     shown = each[::-1][::stride][::-1]
     figure, axes = new_axes("optimizer step", "scale")
     axes.set_yscale("log", base=2)
-    ends: list[_End] = []
     for place, (training, history) in enumerate(shown, start=1):
         color, opacity = PRECISION_COLORS[training.trial.precision], 0.35 + 0.65 * place / len(shown)
         steps, sizes = zip(*thinned(history, _MOST_POINTS), strict=True)
-        axes.step(steps, sizes, where="post", color=color, alpha=opacity, linewidth=1.2)
+        axes.step(steps, sizes, where="post", color=color, alpha=opacity, linewidth=1.2, label=training.label)
         falls = [now for before, now in itertools.pairwise(history) if now[1] < before[1]]
         _plot(axes, falls, "v", color, alpha=opacity, markersize=5)
-        ends.append((float(steps[-1]), sizes[-1], training.label, color))
-    _label_ends(axes, ends)
+    legend(axes)
     skipped = sum(training.trial.job_result.skipped_steps for training, _ in scaled)
     left_out = f" {len(shown)} of {len(scaled)} trainings shown." if len(shown) < len(scaled) else ""
     return Chart(

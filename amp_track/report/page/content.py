@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from amp_track.config.job import Job
+from amp_track.records.result import JobStatus
 from amp_track.records.units import MEBIBYTE
 from amp_track.report import compare, figures, max_batch, plots, search
 from amp_track.report import summary as answers
@@ -23,6 +24,10 @@ from amp_track.results.trial_row import TrialRow
 _COMPARED, _SEEDS, _SCALES = "Comparison of precisions", "Several seeds", "GradScaler"
 _RATE = "learning rate"
 _NO_RATE = {_RATE: ""}
+_BEST, _PROOF, _FAILED, _OTHER = range(4)
+"""The order of trials: the best trainings, the proofs of the max batches, failures, and the others."""
+_TrialCells = tuple[int, dict[str, str], str]
+"""One of these ranks, the text of a trial by heading, and its MLflow run."""
 _POINTS = 12
 """The font size in charts; a phone scales it to nine."""
 
@@ -122,6 +127,8 @@ def _measures(result: CompareResult) -> Iterator[Chart]:
     for measure in plots.measures(result):
         figure, axes = charts.new_axes("", "")
         plots.draw_measure(axes, result, measure)
+        if result.option is not None:
+            charts.legend(axes)
         yield Chart(measure.label.partition(" in ")[0].capitalize(), figure, "; ".join(result.answers))
 
 
@@ -146,35 +153,54 @@ def _same(job: Job) -> str:
 
 def _trials(result: Result) -> tuple[tuple[str, ...], tuple[tuple[Row, str], ...]]:
     """Return the headings of the columns that are not empty, and for each trial its cells and its MLflow run."""
-    rows = list(_rows(result))
+    rows = [(cells, run_id) for _, cells, run_id in sorted(_rows(result), key=lambda row: row[0])]
     headings = [heading for heading in rows[0][0] if any(cells[heading] for cells, _ in rows)] if rows else []
     return tuple(headings), tuple((tuple(cells[name] for name in headings), run_id) for cells, run_id in rows)
 
 
-def _rows(result: Result) -> Iterator[tuple[dict[str, str], str]]:
-    """Yield the probes, the trainings, and the trainings over seeds: text by heading, and the run."""
+def _rows(result: Result) -> Iterator[_TrialCells]:
+    """Yield the probes, the trainings, and the trainings over seeds."""
     if isinstance(result, CompareResult):
         for cell in result.cells:
             for each in cell.trainings:
-                yield _row("compare", each, f"seed {each.seed}", setting={result.option or "": cell.value})
+                yield _row(each, f"seed {each.seed}", setting={result.option or "": cell.value})
         return
     for each in result.limits.probes:
-        yield _row("max-batch", each, f"{each.kind}: {each.reason}")
+        yield _probe_row(result.limits, each)
     if isinstance(result, SearchResult):
         front = frozenset(result.pareto)
         varies = len({each.learning_rate for each in result.trials}) > 1
-        for each in result.trials:
+        rated = [each for each in result.trials if each.finite_metric is not None]
+        rated.sort(key=lambda trial: trial.finite_metric or 0.0, reverse=result.higher_is_better)
+        for each in (*rated, *(trial for trial in result.trials if trial.finite_metric is None)):
             setting = {_RATE: _number(each.learning_rate if varies else None, ".3g")}
-            yield _row("train", each, "on the Pareto front" if each.number in front else "", setting=setting)
+            is_best = each.number in front
+            why = "training on the Pareto front" if is_best else "training"
+            yield _row(each, why, rank=_BEST if is_best else _OTHER, setting=setting)
         for each in result.seeds.trainings if result.seeds is not None else ():
-            yield _row("seeds", each, f"seed {each.seed}")
+            yield _row(each, f"seed {each.seed}")
 
 
-def _row(part: str, trial: TrialRow, why: str, *, setting: Mapping[str, str] = _NO_RATE) -> tuple[dict[str, str], str]:
+def _probe_row(limits: MaxBatchResult, probe: TrialRow) -> _TrialCells:
+    """Return a probe; those that prove a max batch are among the first rows."""
+    if probe.precision in limits.precisions and probe.kind not in ("typical", "eval"):
+        max_batch = limits.precisions[probe.precision].max_batch
+        if probe.job_result.fits and probe.batch_size == max_batch.batch_size:
+            return _row(probe, f"max batch: {probe.reason}", rank=_PROOF)
+        if not probe.job_result.fits and probe.batch_size == max_batch.first_failing_batch:
+            return _row(probe, f"first failing batch: {probe.reason}", rank=_PROOF)
+    return _row(probe, f"{probe.kind}: {probe.reason}")
+
+
+def _row(trial: TrialRow, why: str, *, rank: int = _OTHER, setting: Mapping[str, str] = _NO_RATE) -> _TrialCells:
     """Return one trial; `setting` is what varies besides precision and batch size."""
     job_result, scale = trial.job_result, trial.job_result.scale
+    if not job_result.fits and job_result.status is not JobStatus.OOM:
+        why += f": {job_result.message}" if job_result.message else ""
+        rank = min(rank, _FAILED)
+    elif not job_result.fits and trial.kind == "train":  # a probe that runs out of memory is a step of the search
+        rank = _FAILED
     cells = {
-        "part": part,
         "trial": _number(trial.number, "d"),
         "precision": trial.precision,
         "batch": str(trial.batch_size),
@@ -182,15 +208,15 @@ def _row(part: str, trial: TrialRow, why: str, *, setting: Mapping[str, str] = _
         "status": job_result.ended,
         "metric": _number(job_result.metric, ".4f"),
         "samples/s": _number(job_result.samples_per_second, ".0f"),
-        "seconds": _number(job_result.wall_seconds, ".1f"),
         "MiB": _mebibytes(job_result.peak_bytes),
         "predicted MiB": _mebibytes(trial.predicted_bytes),
+        "seconds": _number(job_result.wall_seconds, ".1f"),
         "optimizer steps": str(job_result.optimizer_steps) if job_result.fits else "",
         "skipped steps": str(job_result.skipped_steps) if scale is not None else "",
         "final scale": _number(scale.final if scale is not None else None, "g"),
         "why": why,
     }
-    return cells, trial.run_id
+    return rank, cells, trial.run_id
 
 
 def _number(value: float | None, form: str) -> str:
