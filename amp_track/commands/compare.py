@@ -132,6 +132,8 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
             run_id=run.id_of(training.run_id),
         )
         made.setdefault((training.point.get(_param(option), ""), row.precision), []).append(row)
+    hardware = base.inspection.hardware
+    least_bytes = hardware.least_metered_bytes(base.job.memory_budget_bytes)
     values = [value for value in sessions if all((value, precision) in made for precision in base.precisions)]
     result = CompareResult(
         study=run.name,
@@ -139,7 +141,7 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
         experiment_id=run.experiment_id,
         job=base.job,
         asked=base.request.job,
-        hardware=base.inspection.hardware,
+        hardware=hardware,
         metric_name=base.inspection.metric_name,
         higher_is_better=base.inspection.higher_is_better,
         option=option,
@@ -150,7 +152,7 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
         seeds=base.request.search_options.seeds,
         tolerance=base.request.search_options.tolerance,
         cells=tuple(
-            Cell(value=value, precision=precision, trainings=tuple(made[value, precision]))
+            Cell(value=value, precision=precision, trainings=tuple(made[value, precision]), least_bytes=least_bytes)
             for value in values
             for precision in base.precisions
         ),

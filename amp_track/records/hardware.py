@@ -6,7 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from amp_track.records.units import format_bytes
+from amp_track.records.units import MEBIBYTE, format_bytes
+
+_HELD_BYTES = 8 * MEBIBYTE
+"""Above the free blocks that a new process holds and the step in which Python allocates: a few MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,13 @@ class Hardware:
         driver = f"driver {self.driver}" if self.driver else ""
         known = ", ".join(part for part in (self.capability, memory, driver) if part)
         return f"{self.name} ({known})" if known else self.name
+
+    def least_metered_bytes(self, budget_bytes: int | None) -> int:
+        """Return the least memory of a job that its meter shows.
+
+        A CPU job without a budget first uses the free blocks of its process, which the meter does not see.
+        """
+        return _HELD_BYTES if self.kind == "cpu" and budget_bytes is None else 0
 
     def as_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

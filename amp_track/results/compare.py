@@ -72,6 +72,8 @@ class Cell:
     precision: str
     trainings: tuple[TrialRow, ...]
     """By seed."""
+    least_bytes: int = 0
+    """Less memory is unknown: the meter does not show it."""
 
     @property
     def failure(self) -> JobResult | None:
@@ -105,11 +107,11 @@ class Cell:
 
     @property
     def train_memory_bytes(self) -> float | None:
-        return max(self._measured("train_peak_allocated_bytes"), default=None)
+        return self._peak_bytes("train_peak_allocated_bytes")
 
     @property
     def eval_memory_bytes(self) -> float | None:
-        return max(self._measured("eval_peak_allocated_bytes"), default=None)
+        return self._peak_bytes("eval_peak_allocated_bytes")
 
     @property
     def metric(self) -> Interval | None:
@@ -139,6 +141,9 @@ class Cell:
     def _measured(self, measure: str) -> list[float]:
         numbers = (getattr(job_result, measure) for job_result in self._fitting)
         return [number for number in numbers if number is not None]
+
+    def _peak_bytes(self, measure: str) -> float | None:
+        return max((size for size in self._measured(measure) if size >= self.least_bytes), default=None)
 
     def _mean(self, measure: str) -> float | None:
         numbers = self._measured(measure)

@@ -224,6 +224,18 @@ def test_means_and_peaks_are_of_the_seeds_that_fit() -> None:
     assert cell.waits_for_data, "one of them did"
 
 
+def test_memory_that_the_meter_does_not_show_is_a_dash_without_a_ratio() -> None:
+    result = compared({"fp32": [100], "bf16": [50]}, option=None)  # 10 MiB and 20 MiB in training, 1 MiB in evaluation
+    cells = tuple(dataclasses.replace(cell, least_bytes=15 * MEBIBYTE) for cell in result.cells)
+    reference, cell = (result := dataclasses.replace(result, cells=cells)).cells
+    assert (reference.train_memory_bytes, cell.train_memory_bytes) == (None, 20 * MEBIBYTE)
+    assert result.ratio(cell, "train_memory_bytes") is None
+    assert "1 MiB" not in shown(result)
+    assert Hardware(kind="cpu", name="c").least_metered_bytes(None) > MEBIBYTE
+    assert Hardware(kind="cpu", name="c").least_metered_bytes(MEBIBYTE) == 0, "a budget makes the meter exact"
+    assert Hardware(kind="cuda", name="g").least_metered_bytes(None) == 0
+
+
 def test_a_cell_where_nothing_fits_has_no_number() -> None:
     result = compared({"fp32": [None]}, option=None)
     known = {name for name, value in result.row(result.cells[0]).items() if value is not None}

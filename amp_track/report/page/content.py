@@ -163,7 +163,8 @@ def _rows(result: Result) -> Iterator[_TrialCells]:
     if isinstance(result, CompareResult):
         for cell in result.cells:
             for each in cell.trainings:
-                yield _row(each, f"seed {each.seed}", setting={result.option or "": cell.value})
+                setting = {result.option or "": cell.value}
+                yield _row(each, f"seed {each.seed}", setting=setting, least_bytes=cell.least_bytes)
         return
     for each in result.limits.probes:
         yield _probe_row(result.limits, each)
@@ -192,7 +193,9 @@ def _probe_row(limits: MaxBatchResult, probe: TrialRow) -> _TrialCells:
     return _row(probe, f"{probe.kind}: {probe.reason}")
 
 
-def _row(trial: TrialRow, why: str, *, rank: int = _OTHER, setting: Mapping[str, str] = _NO_RATE) -> _TrialCells:
+def _row(
+    trial: TrialRow, why: str, *, rank: int = _OTHER, setting: Mapping[str, str] = _NO_RATE, least_bytes: int = 0
+) -> _TrialCells:
     """Return one trial; `setting` is what varies besides precision and batch size."""
     job_result, scale = trial.job_result, trial.job_result.scale
     if not job_result.fits and job_result.status is not JobStatus.OOM:
@@ -208,7 +211,7 @@ def _row(trial: TrialRow, why: str, *, rank: int = _OTHER, setting: Mapping[str,
         "status": job_result.ended,
         "metric": _number(job_result.metric, ".4f"),
         "samples/s": _number(job_result.samples_per_second, ".0f"),
-        "MiB": _mebibytes(job_result.peak_bytes),
+        "MiB": _mebibytes(job_result.peak_bytes) if (job_result.peak_bytes or 0) >= least_bytes else "",
         "predicted MiB": _mebibytes(trial.predicted_bytes),
         "seconds": _number(job_result.wall_seconds, ".1f"),
         "optimizer steps": str(job_result.optimizer_steps) if job_result.fits else "",
