@@ -414,7 +414,7 @@ def command_page(name: str) -> str:
     for panel, options in panels.items():
         rows = [_described(each, flags) for each in options]
         lines += ["", f"## {panel}", "", *_table(["flag", "what it does", "default"], rows)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).replace("\\|", "|") + "\n"  # Python-Markdown splits no cell within code
 
 
 # ------------------------------------------------------------------------------------------------------------ how
