@@ -40,7 +40,7 @@ from amp_track.records.plan import (
     PrecisionPlan,
     StepTrace,
 )
-from amp_track.records.result import Diagnosis, JobResult, JobStatus
+from amp_track.records.result import Diagnosis, JobResult, JobStatus, ScaleReport
 from amp_track.report import compare as compare_report
 from amp_track.report import dtypes as dtypes_report
 from amp_track.report import explain as explain_report
@@ -103,7 +103,8 @@ def headings_made(tables: list[Any]) -> list[str]:
 
 def tables_made_today(name: str) -> list[Any]:
     """Return the tables that an example prints, made from a minimal result."""
-    fits = JobResult(status=JobStatus.FITS, metric=0.9, samples_per_second=1.0, steps=1)
+    scale = ScaleReport(initial=2.0, final=1.0, history=())
+    fits = JobResult(status=JobStatus.FITS, metric=0.9, samples_per_second=1.0, steps=1, scale=scale)
     job = Job(batch_size=1, epochs=1, learning_rate=1.0)
     trainings = tuple(
         TrialRow(batch_size=1, precision="fp32", seed=seed, job_result=fits, run_id="") for seed in range(2)
@@ -120,7 +121,8 @@ def tables_made_today(name: str) -> list[Any]:
         skipped={},
     )
     search = SearchResult(
-        limits=max_batch, metric_name="accuracy", higher_is_better=True, workload_batch_size=1, trials=(), pareto=(),
+        limits=max_batch, metric_name="accuracy", higher_is_better=True, workload_batch_size=1, pareto=(),
+        trials=trainings if name == "seeds" else (),  # which has a precision with a GradScaler
         seeds=seeds if name == "seeds" else None,
     )  # fmt: skip
     compare = CompareResult(

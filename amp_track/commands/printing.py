@@ -19,6 +19,9 @@ from amp_track.records import masking
 from amp_track.records.errors import NothingFits, PlanMoved
 from amp_track.stores import addresses
 
+_MOST_NOTES = 5
+"""Notes of a study on the terminal; the page has all."""
+
 
 def print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:
     """Return the command's result, or print it with `--json` and return None. Some errors have a result to print too.
@@ -34,8 +37,15 @@ def print_or_return(command: Callable[[Request], Any], request: Request, as_json
         raise
     if not as_json or result is None:
         return result
-    print(json.dumps(_finite(result.as_json()), allow_nan=False))
+    print(json.dumps(_finite(result.as_json() | _links(result, request)), allow_nan=False))
     return None
+
+
+def _links(result: Any, request: Request) -> dict[str, Any]:
+    """Return the pages of a study in MLflow's UI, by title; nothing for other results."""
+    from amp_track.report import links, summary
+
+    return {"links": links.pages(result, request.stores.mlflow.ui)} if isinstance(result, summary.Result) else {}
 
 
 def _result(command: Callable[[Request], Any], request: Request) -> Any:
@@ -68,11 +78,15 @@ def print_notes(lines: Sequence[str]) -> None:
 
 
 def print_study(result: Any, request: Request) -> None:
-    """Print the tables of a study, caveats, links, and last the recommendation; nothing if `--json` has printed it."""
+    """Print the tables of a study, the first notes, where the rest is, and last the recommendation.
+
+    Print nothing if `--json` has printed the result.
+    """
     if result is None:
         return
-    from amp_track.report import links, summary
+    from amp_track.report import summary
     from amp_track.report.table import print_table
+    from amp_track.report.wording import counted
 
     stores, said, study = request.stores, summary.answer(result), result.study
     tracking_uri = [f"--tracking-uri {shlex.quote(masking.masked(stores.tracking_uri))}"] if stores.tracking_uri else []
@@ -81,16 +95,13 @@ def print_study(result: Any, request: Request) -> None:
         storage = []
     for table in summary.tables(result):
         print_table(table)
-    print_notes(said.caveats)
+    print_notes(said.caveats[:_MOST_NOTES])
     page = os.path.relpath(result.report) if Path(result.report).is_relative_to(Path.cwd()) else result.report
+    if (more := len(said.caveats) - _MOST_NOTES) > 0:
+        print(f"… and {counted(more, 'more note')} in the report")
     print(f"Report of study {study}: {page}")
     print("Open it with:")
     print(f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *storage, *tracking_uri])}")
-    print("or with:")
-    print(f"  {mlflow_ui(request)}")
-    for address in links.pages(result, stores.mlflow.ui).values():
-        print(f"    {address}")
-    print(f"  {_program('optuna-dashboard')} {shlex.quote(str(stores.optuna))} --host 127.0.0.1 --port 8080")
     print()
     for line in (said.headline, *said.more):
         print(line)

@@ -115,7 +115,7 @@ def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline:
         trials=options.trials,
         higher_is_better=session.inspection.higher_is_better,
     )
-    _say_cost(session, fitted, within)
+    _say_cost(tracked_study, fitted, within)
     pace = progress.Pace(deadline)
     while within.is_anything_left(deadline):
         with trials.next_trial(within.study) as asked:
@@ -126,25 +126,38 @@ def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline:
             asked.value = within.record(asked.trial, job, job_result, run_id)
 
 
-def _say_cost(session: Session, fitted: MaxBatchResult, within: TrainingSearch) -> None:
+def _say_cost(tracked_study: TrackedStudy, fitted: MaxBatchResult, within: TrainingSearch) -> None:
     """Print how many trainings follow, how long they take at the speed of the probes, and the flags that bound them."""
-    options, each = session.request.search_options, []
+    session, each = tracked_study.session, []
     for changes in within.space.landmarks():
         job = dataclasses.replace(within.job, **changes)
         found = fitted.precisions[job.precision]
         probe = found.confirmation or found.at_max_batch
         seconds = probe_jobs.training_seconds(session, job, probe) if probe is not None else None
         each += [seconds] if seconds is not None else []
-    left = max(options.trials - len(within.complete()), 0)
-    over_seeds = options.seeds * len(fitted.max_batch) if options.seeds > 1 else 0
-    text = f"training within the max batches: {counted(left, 'trial')} (--trials)"
-    text += f" and {counted(over_seeds, 'training')} over seeds (--seeds)" if over_seeds else ""
-    if each and left + over_seeds:
+    options, left = session.request.search_options, max(within.trials - len(within.complete()), 0)
+    of_seeds = _seeds_left(tracked_study.studies, fitted)
+    parts = [f"{counted(left, 'trial')} (--trials)"] * bool(left)
+    parts += [f"{counted(of_seeds, 'training')} over seeds (--seeds)"] * bool(of_seeds)
+    if not parts:
+        progress.say(f"training within the max batches: {counted(within.trials, 'trial')} done, none left (--trials)")
+        return
+    text = f"training within the max batches: {' and '.join(parts)}"
+    if each:
         mean = sum(each) / len(each)
-        text += f" of about {time_text(mean)} each, {time_text(mean * (left + over_seeds))} in all"
+        text += f" of about {time_text(mean)} each, {time_text(mean * (left + of_seeds))} in all"
     if options.time_limit_seconds is not None:
         text += f"; none starts after {time_text(options.time_limit_seconds)} (--time-limit)"
     progress.say(text)
+
+
+def _seeds_left(studies: Studies, fitted: MaxBatchResult) -> int:
+    """Return the number of trainings over seeds that no search worker has finished."""
+    seeds, study = studies.session.seeds, studies.existing("seeds")
+    if len(seeds) == 1:
+        return 0
+    made = len(_grid_of_seeds(study, seeds, fitted).trained()) if study is not None else 0
+    return len(seeds) * len(fitted.max_batch) - made
 
 
 def _slow_precisions(fitted: MaxBatchResult) -> dict[str, float]:

@@ -96,19 +96,20 @@ def max_batch_cells(fitted: PrecisionResult) -> tuple[str, str, str, str]:
 
 
 def max_batch_notes(result: MaxBatchResult) -> list[str]:
-    lines = []
+    """Return the notes on a search for max batches, those that change how its answer is used first."""
+    lines = confirmation_notes(result)
+    if has_cpu_budget(result):
+        lines.append(CPU_BUDGET_IS_SLOW)
     if any(fitted.efficient_batch for fitted in result.precisions.values()):
         lines.append(
             "Efficient batch: the smallest batch within 3 % of the best samples/s. Larger batches are not faster."
         )
-    lines += confirmation_notes(result)
+    lines += precision_notes(result)
     errors = {name: found.plan_error for name, found in result.precisions.items() if found.plan_error is not None}
     if errors:
         listed = ", ".join(f"{error:+.1%} at {name}" for name, error in errors.items())
         lines.append(f"Memory of the first probe relative to the memory plan: {listed}.")
-    if has_cpu_budget(result):
-        lines.append(CPU_BUDGET_IS_SLOW)
-    return lines + precision_notes(result)
+    return lines
 
 
 def confirmation_notes(result: MaxBatchResult) -> list[str]:

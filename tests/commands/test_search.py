@@ -187,3 +187,10 @@ def test_a_search_that_nobody_bounded_bounds_itself() -> None:
     assert limit(trials="100") is None
     assert limit(time_limit_seconds="2h") == limit(time_limit_seconds="2h", trials="9") == 7200
     assert SearchOptions().time_limit_seconds is None, "studies stored without a limit have none"
+
+
+def test_nothing_left_is_said_too(capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        capfd.readouterr()
+        search(asked("fp32", trials=1, study="done"), runner=SimulatedRunner())
+    assert "training within the max batches: 1 trial done, none left (--trials)" in capfd.readouterr().err
