@@ -1,4 +1,4 @@
-"""The private interfaces of torch that the memory plan needs (torch ≥ 2.11).
+"""The private interfaces of torch that the memory plan needs (torch ≥ 2.9).
 
 Each function names the interfaces that it relies on. If a release of torch moves one, importing this module raises
 `PlanningUnavailable` with its name, and only `amp-track plan` does not work.
@@ -59,7 +59,7 @@ try:
 except (ImportError, AttributeError) as error:
     raise PlanningUnavailable(
         f"The memory plan does not support torch {torch.__version__}: {error}. Measure with amp-track max-batch "
-        "instead, or use a release of torch from 2.11 on that amp_track supports."
+        "instead, or use a release of torch from 2.9 on that amp_track supports."
     ) from error
 
 Operation = Callable[..., Any]
@@ -199,8 +199,8 @@ def overload(name: str) -> OpOverload | None:
 def kernels(replacements: dict[str, dict[str, Operation]]) -> Iterator[None]:
     """Replace kernels within the block, by dispatch key and `name.overload`.
 
-    Relies on `torch.library.Library` to override aten's kernels, and on `_destroy` to restore them. torch 2.11 warns
-    once about it, despite `allow_override`.
+    Relies on `torch.library.Library` to override aten's kernels, and on `_destroy` to restore them. Up to 2.11 torch
+    warns once about it, despite `allow_override`.
     """
     library: Any = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:

@@ -83,7 +83,7 @@ def engine_arguments(url: str) -> dict[str, Any]:
     return {"pool_pre_ping": True, "connect_args": settings}
 
 
-class SharedStorage(RDBStorage):
+class SharedStorage(optuna_internals.StaleTrialHeartbeat, RDBStorage):
     """A storage that waits for an unreachable database, and does not fail trials of processes that are alive here."""
 
     def __init__(self, url: str, **arguments: Any) -> None:
@@ -122,11 +122,15 @@ class SharedStorage(RDBStorage):
             self._params = None
         self.patiently(optuna_internals.write_params, self, params)
 
-    def _set_trial_param(self, *arguments: Any) -> None:
+    def set_trial_param(self, *arguments: Any) -> None:
+        """Store a param. Optuna's cache calls this up to 4.6, and `_set_trial_param` from 4.7 on."""
         if self._params is None:
-            self.patiently(super()._set_trial_param, *arguments)
+            self.patiently(optuna_internals.write_params, self, [arguments])
         else:
             self._params.append(arguments)
+
+    def _set_trial_param(self, *arguments: Any) -> None:
+        self.set_trial_param(*arguments)
 
     def set_trial_attributes(self, trial_id: int, user: Mapping[str, Any], system: Mapping[str, Any]) -> None:
         """Set user and system attributes of a running trial, in one commit."""

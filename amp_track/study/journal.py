@@ -10,16 +10,15 @@ import itertools
 import os
 import stat
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import optuna
 from filelock import FileLock
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.study import database, optuna_internals
@@ -94,7 +93,7 @@ class JournalFile(JournalFileBackend):
         )
 
 
-class SharedJournal(JournalStorage, optuna_internals.BaseHeartbeat):
+class SharedJournal(JournalStorage, optuna_internals.StaleTrialHeartbeat):
     """A journal whose trials have heartbeats.
 
     Raises:
@@ -105,7 +104,6 @@ class SharedJournal(JournalStorage, optuna_internals.BaseHeartbeat):
         self._beats = itertools.count(1)
         self._seen: dict[int, tuple[object, float]] = {}
         """The last heartbeat of each trial, and the time at which this process first saw it."""
-        self.heartbeat_stale_trial_callback: Callable[[optuna.Study, FrozenTrial], None] | None = None
         try:
             super().__init__(JournalFile(file))
         except (OSError, StoreFailed):
@@ -144,6 +142,3 @@ class SharedJournal(JournalStorage, optuna_internals.BaseHeartbeat):
 
     def get_heartbeat_interval(self) -> int:
         return database.TIMES.heartbeat
-
-    def get_heartbeat_stale_trial_callback(self) -> Callable[[optuna.Study, FrozenTrial], None] | None:
-        return self.heartbeat_stale_trial_callback

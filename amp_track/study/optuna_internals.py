@@ -6,14 +6,14 @@ Each comment says what breaks if that part changes. Imports that move fail with 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import optuna
 import sqlalchemy
 from optuna.storages._cached_storage import _CachedStorage
-from optuna.storages._heartbeat import BaseHeartbeat as BaseHeartbeat  # for journals, too
+from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study._constrained_optimization import _CONSTRAINTS_KEY
@@ -22,10 +22,26 @@ from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
 
-# The private methods of a storage that Optuna's cache calls. Others would not wait for a database that is restarted,
-# and tests/integration/test_postgresql.py fails.
-CALLED_BY_CACHE = frozenset({"_create_new_trial", "_set_trial_param", "_get_trials", "_get_best_trial_id"})
+# The private methods of a storage that Optuna's cache calls; the last one from 4.6 on. Others would not wait for a
+# database that is restarted, and tests/integration/test_postgresql.py fails.
+CALLED_BY_CACHE = {"_create_new_trial", "_get_trials", "_get_best_trial_id"} & set(dir(optuna.storages.RDBStorage))
 TABLES = frozenset(models.BaseModel.metadata.tables)
+
+
+class StaleTrialHeartbeat(BaseHeartbeat):
+    """A storage with a callback for trials whose process has died.
+
+    Optuna asks for it by one name up to 4.8, and by another from 4.9 on. If it asks by a third one, the runs of such
+    trials stay RUNNING in MLflow.
+    """
+
+    stale_trial_callback: Callable[[optuna.Study, FrozenTrial], None] | None = None
+
+    def get_failed_trial_callback(self) -> Callable[[optuna.Study, FrozenTrial], None] | None:
+        return self.stale_trial_callback
+
+    def get_heartbeat_stale_trial_callback(self) -> Callable[[optuna.Study, FrozenTrial], None] | None:
+        return self.stale_trial_callback
 
 
 def storage_of(study: optuna.Study) -> optuna.storages.BaseStorage:

@@ -171,14 +171,14 @@ def on_stale_trial(shared: Storage, end_run: Callable[[str, int], None]) -> None
     It is called if this process finds the trial's process dead, or was itself considered dead. The run may have
     finished, but the trial has not: it runs again.
     """
-    shared.heartbeat_stale_trial_callback = lambda study, trial: end_run(study.study_name, trial.number)
+    shared.stale_trial_callback = lambda study, trial: end_run(study.study_name, trial.number)
 
 
 def report_stale_trial(study: optuna.Study, trial: FrozenTrial) -> None:
-    """Call the stale-trial callback of Optuna for a trial that this process has failed."""
-    heartbeat = optuna_internals.heartbeat_of(study)
-    if heartbeat is not None and (callback := heartbeat.get_heartbeat_stale_trial_callback()) is not None:
-        callback(study, trial)
+    """Call the stale-trial callback for a trial that this process has failed."""
+    shared = optuna_internals.without_cache(optuna_internals.storage_of(study))
+    if isinstance(shared, optuna_internals.StaleTrialHeartbeat) and shared.stale_trial_callback is not None:
+        shared.stale_trial_callback(study, trial)
 
 
 def one_commit(trial: optuna.Trial) -> contextlib.AbstractContextManager[None]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import mlflow
+from mlflow.entities import Metric, Param, RunTag
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from amp_track.records.errors import BadInput
@@ -28,7 +31,10 @@ def hush() -> None:
 
 
 def open_client(uri: str) -> mlflow.MlflowClient:
-    """Return a client. Raise BadInput if another version of MLflow created the store."""
+    """Return a client. Raise BadInput if another version of MLflow created the store.
+
+    MLflow up to 3.8 also creates the folder for files of new experiments: a file in its place is rejected.
+    """
     hush()
     if not uri.startswith("http") and (missing := _missing_tables(uri)):
         raise BadInput(
@@ -37,6 +43,11 @@ def open_client(uri: str) -> mlflow.MlflowClient:
         )
     try:
         return mlflow.MlflowClient(tracking_uri=uri)
+    except FileExistsError as error:
+        raise BadInput(
+            f"--tracking-uri: MLflow stores files in {error.filename}, which is not a writable folder. Use another "
+            "working directory."
+        ) from None
     except mlflow.exceptions.MlflowException as error:
         if error.__cause__ is not None:  # an error of the database
             raise
@@ -64,6 +75,30 @@ def delete_artifact(client: mlflow.MlflowClient, run_id: str, file: str) -> None
     """
     repository = get_artifact_repository(client.get_run(run_id).info.artifact_uri, tracking_uri=client.tracking_uri)
     repository.delete_artifacts(file)  # type: ignore[no-untyped-call]
+
+
+def log_batch(
+    client: mlflow.MlflowClient, run_id: str, metrics: list[Metric], params: list[Param], tags: list[RunTag]
+) -> None:
+    """Log a batch, whose repetition changes nothing.
+
+    MLflow before 3.16 rejects a NaN that it has stored already. If its error code changes, a batch with a NaN whose
+    answer was lost is lost with its other metrics.
+    """
+    try:
+        client.log_batch(run_id, metrics, params, tags)
+    except mlflow.exceptions.MlflowException as error:
+        names = {name for name, *_ in _nans(metrics)}
+        if not names or error.error_code != "BAD_REQUEST":
+            raise
+        stored = {nan for name in names for nan in _nans(client.get_metric_history(run_id, name))}
+        new = [metric for metric in metrics if not stored & set(_nans([metric]))]
+        client.log_batch(run_id, new, params, tags)
+
+
+def _nans(metrics: Iterable[Metric]) -> Iterator[tuple[str, int, int]]:
+    """Yield the name, time and step of each metric that is NaN."""
+    return ((metric.key, metric.timestamp, metric.step) for metric in metrics if math.isnan(metric.value))
 
 
 def load_store() -> None:

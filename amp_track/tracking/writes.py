@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from amp_track.records.events import CheckpointWritten, FileWritten
 from amp_track.records.result import JobStatus
-from amp_track.tracking import checkpoints
+from amp_track.tracking import checkpoints, mlflow_internals
 
 METRICS_PER_BATCH, PARAMS_PER_BATCH = 800, 100  # MLflow takes 100 params, 100 tags and 1,000 entries in total
 
@@ -72,7 +72,7 @@ class LogBatch:
     def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
         params = [Param(name, value) for name, value in self.params.items()]
         tags = [RunTag(name, value) for name, value in self.tags.items()]
-        client.log_batch(run_id, [Metric(*row) for row in self.metrics], params, tags)
+        mlflow_internals.log_batch(client, run_id, [Metric(*row) for row in self.metrics], params, tags)
 
 
 @dataclass(frozen=True, kw_only=True)

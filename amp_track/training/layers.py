@@ -1,4 +1,4 @@
-"""Map each operation that torch runs to the layer of the model that it belongs to. Uses torch ≥ 2.11."""
+"""Map each operation that torch runs to the layer of the model that it belongs to. Uses torch ≥ 2.9."""
 
 from __future__ import annotations
 

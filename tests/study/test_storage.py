@@ -75,7 +75,8 @@ def test_what_a_trial_keeps_in_one_commit_is_what_optuna_keeps() -> None:
     storage.remember(ours, job_result, "run", constraint=("memory", -0.5), columns={"status": "fits"})
     theirs.set_user_attr(storage.RUN_ID, "run")
     theirs.set_user_attr("status", "fits")
-    theirs.set_constraint("memory", -0.5)
+    if hasattr(theirs, "set_constraint"):  # Optuna 5
+        theirs.set_constraint("memory", -0.5)
     with storage.one_commit(ours):
         assert ours.suggest_int("batch_size", 7, 7) == 7
         assert not study.get_trials()[0].params
@@ -84,7 +85,7 @@ def test_what_a_trial_keeps_in_one_commit_is_what_optuna_keeps() -> None:
     assert kept.user_attrs == expected.user_attrs
     assert (kept.params, kept.distributions) == (expected.params, expected.distributions)
     assert expected.system_attrs.items() <= kept.system_attrs.items()
-    assert expected.constraints.items() <= kept.constraints.items()
+    assert kept.system_attrs["constraints"] == [-0.5], "the only one that Optuna 4 and optuna-dashboard read"
     study.tell(ours, 1.0)
     with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
         storage.remember(ours, job_result, "another")

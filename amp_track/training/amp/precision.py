@@ -6,6 +6,7 @@ The precisions themselves are in `amp_track.config.precisions`.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -114,15 +115,24 @@ def _older_flags() -> dict[str, bool]:
     """Return the older flags, except those that raise because they disagree with the newer settings."""
     flags = {}
     for name, switch in _older_switches().items():
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError), _no_advice():
             flags[name] = switch.allow_tf32
     return flags
 
 
+@contextmanager
+def _no_advice() -> Iterator[None]:
+    """Hide the warning of torch 2.9 that the older flags are deprecated: here they only follow the newer settings."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Please use the new API settings to control TF32", UserWarning)
+        yield
+
+
 def _set_float32(older: Mapping[str, bool], of_cudnn: str, newer: Mapping[str, str]) -> None:
     """Set the older flags first, because each also sets newer ones, then cuDNN's setting, then each kernel's."""
-    for name, allowed in older.items():
-        _older_switches()[name].allow_tf32 = allowed
+    with _no_advice():
+        for name, allowed in older.items():
+            _older_switches()[name].allow_tf32 = allowed
     torch.backends.cudnn.fp32_precision = of_cudnn
     for name, switch in _float32_switches().items():
         switch.fp32_precision = newer[name]

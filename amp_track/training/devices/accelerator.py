@@ -60,13 +60,19 @@ class AcceleratorDevice(Device):
         return "compute capability " + ".".join(map(str, torch.cuda.get_device_capability(self.torch_device)))
 
     def capacity_bytes(self) -> int:
-        return int(torch.accelerator.get_memory_info(self.torch_device)[1])
+        return self._memory_info()[1]
 
     def free_bytes(self) -> int:
         return max(self._free_bytes() - reserve_bytes(self.capacity_bytes()), 0)
 
     def _free_bytes(self) -> int:
-        return int(torch.accelerator.get_memory_info(self.torch_device)[0])
+        return self._memory_info()[0]
+
+    def _memory_info(self) -> tuple[int, int]:
+        """Return the free and the total bytes of the device. torch.accelerator can tell them from torch 2.10 on."""
+        read = self._backend.mem_get_info if self._backend else torch.accelerator.get_memory_info
+        free_bytes, total_bytes = read(self.torch_device)
+        return int(free_bytes), int(total_bytes)
 
     def budget_support(self) -> Support:
         if self._backend:

@@ -1,8 +1,8 @@
 """The memory history of torch's CUDA allocator, and what is called when an allocation fails.
 
-Private interfaces of torch (≥ 2.11): `_record_memory_history`, `_snapshot` and `_set_memory_metadata` of
-`torch.cuda.memory`; `_cuda_isHistoryEnabled` and `_cuda_attach_out_of_memory_observer` of `torch._C`. If a release of
-torch lacks `_set_memory_metadata`, allocations have no layer; without another one, AttributeError is raised.
+Private interfaces of torch (≥ 2.9): `_record_memory_history`, `_snapshot` and `_set_memory_metadata` of
+`torch.cuda.memory`; `_cuda_isHistoryEnabled` and `_cuda_attach_out_of_memory_observer` of `torch._C`. torch 2.9
+lacks `_set_memory_metadata`, so that allocations have no layer there; without another one, AttributeError is raised.
 """
 
 from __future__ import annotations
