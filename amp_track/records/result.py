@@ -139,6 +139,7 @@ class JobResult:
     eval_peak_allocated_bytes: int | None = None
     peak_resident_bytes: int | None = None
     """Main memory of the process with its libraries, as `top` shows it. A budget does not limit it."""
+    first_loss: float | None = None  # of the first optimizer step, before the model has learned anything
     train_loss: float | None = None
     eval_loss: float | None = None
     metric: float | None = None

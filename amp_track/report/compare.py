@@ -11,6 +11,7 @@ from amp_track.report.search import seeds_table
 from amp_track.report.table import Column, Row, Table, numbers
 from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
+    NOTHING_LEARNED,
     ONE_SEED,
     RUN_AGAIN,
     UNKNOWN,
@@ -147,6 +148,8 @@ def notes(result: CompareResult) -> list[str]:
         lines.append("Synthetic data (--synthetic): speed and memory are those of real data, but there is no metric.")
     elif result.seeds == 1:
         lines.append(ONE_SEED)
+    if result.seeds > 1 and not all(result.seeds_at(value).has_learned for value in result.values):
+        lines.append(NOTHING_LEARNED)
     if has_cpu_budget(result):
         lines.append(CPU_BUDGET_IS_SLOW)
     if any(cell.train_seconds is not None and cell.train_seconds < _SHORT_SECONDS for cell in result.cells):

@@ -8,6 +8,7 @@ from amp_track.report.max_batch import confirmation_notes, max_batch_cells, prec
 from amp_track.report.table import Column, Row, Table, numbers, table_of
 from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
+    NOTHING_LEARNED,
     ONE_SEED,
     RUN_AGAIN,
     UNKNOWN,
@@ -109,7 +110,7 @@ def notes(result: SearchResult) -> list[str]:
             "--epochs, the same --steps, or --lr-scaling."
         )
     if result.seeds is not None:
-        lines.append(seeds_note(result, result.seeds))
+        lines += [seeds_note(result, result.seeds), *[NOTHING_LEARNED] * (not result.seeds.has_learned)]
     elif result.seeds_wanted == 1:
         lines.append(ONE_SEED)
     lines += [CPU_BUDGET_IS_SLOW] if has_cpu_budget(result.limits) else []

@@ -13,7 +13,7 @@ from amp_track.report import max_batch as max_batch_report
 from amp_track.report.table import Table
 from amp_track.report.wording import UNKNOWN, counted, has_cpu_budget, speed_text
 from amp_track.results.compare import Cell, CompareResult, Speed, judge
-from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, Comparison, SeedsResult
+from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, NOTHING_LEARNED, Comparison, SeedsResult
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.recommendation import Recommendation, choose_compared, has_diverged, train_command
 from amp_track.results.search import SearchResult
@@ -171,7 +171,10 @@ def _one_metric(name: str, metric: float, of_fp32: float | None) -> str:
 
 def _status(name: str, seeds: SeedsResult, precision: str, against: Comparison) -> str:
     made = len(seeds.compared_seeds(precision))
-    words = {EQUIVALENT: "equivalent", DIFFERENT: f"differs by {against.difference:+.4f}"}
+    words = {
+        EQUIVALENT: "equivalent", DIFFERENT: f"differs by {against.difference:+.4f}",
+        NOTHING_LEARNED: "not comparable (nothing learned)",
+    }  # fmt: skip
     vary = f"over {made} seeds" if made > 1 else "with one seed"
     return f"{name} {words.get(against.conclusion, 'inconclusive')} {vary}"
 

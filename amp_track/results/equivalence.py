@@ -8,6 +8,7 @@ doi:10.1007/BF01068419).
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from amp_track.config.values import Tolerance
 from amp_track.results.trial_row import TrialRow
 
 EQUIVALENT, DIFFERENT, UNKNOWN = "equivalent", "different", "not enough seeds to tell"
+NOTHING_LEARNED = "nothing learned"
+_LEARNED = 0.05
+"""A training that lowers the loss of its first step by less than this fraction has learned nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class Comparison:
     """The difference between the mean of one precision and the reference's."""
 
     conclusion: str
-    """`equivalent`, `different` or `not enough seeds to tell`."""
+    """`equivalent`, `different`, `not enough seeds to tell`, or `nothing learned` instead of `equivalent`."""
     difference: float
     low: float | None
     """The lower end of the 90 % interval of the difference. The interval lies within the tolerance if and only if both
@@ -124,7 +128,23 @@ class SeedsResult:
         if precision == REFERENCE or not both:
             return None
         tolerance = self.tolerance.of(fmean(reference.values()))
-        return compare([own[seed] for seed in both], [reference[seed] for seed in both], tolerance)
+        against = compare([own[seed] for seed in both], [reference[seed] for seed in both], tolerance)
+        if against.conclusion == EQUIVALENT and not self.has_learned:
+            return dataclasses.replace(against, conclusion=NOTHING_LEARNED)
+        return against
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether fp32 lowered its loss with most seeds: models that learn nothing are equal at any precision."""
+        learned = [
+            result.first_loss - min(last) >= _LEARNED * abs(result.first_loss)
+            for training in self.trainings
+            if training.precision == REFERENCE
+            and (result := training.job_result).first_loss is not None
+            and (last := [loss for loss in (result.train_loss, result.eval_loss) if loss is not None])
+            and all(map(math.isfinite, (result.first_loss, *last)))
+        ]
+        return not learned or 2 * sum(learned) > len(learned)
 
     def compared_seeds(self, precision: str) -> list[int]:
         """Return the seeds with a finite metric both at a precision and at fp32."""

@@ -24,6 +24,7 @@ class MetricsAccumulator:
         self._non_finite, self._first_non_finite = 0, (0, 0)
         self._epoch_loss, self._epoch_samples = 0.0, 0
         self._diagnosed = DiagnosisTotals()
+        self._first_loss: float | None = None
         self.train_loss = math.nan
         """The mean loss of the last completed epoch; NaN before the first."""
 
@@ -39,6 +40,8 @@ class MetricsAccumulator:
             # One by one, so that the sum does not depend on how often it is read, and is the same after a resume.
             self._epoch_loss += loss * samples
             self._epoch_samples += samples
+        if self._first_loss is None:
+            self._first_loss = next(iter(totals.step_losses), None)
         self._diagnosed.add(totals.diagnosed)
         return totals
 
@@ -56,6 +59,7 @@ class MetricsAccumulator:
             "non_finite": [self._non_finite, self._first_non_finite],
             "diagnosed": self._diagnosed.state_dict(self._step.diagnosis),
             "epoch": [self._epoch_loss, self._epoch_samples],
+            "first_loss": self._first_loss,
             "train_loss": self.train_loss,
         }
 
@@ -66,6 +70,7 @@ class MetricsAccumulator:
         self._non_finite, self._first_non_finite = state["non_finite"]
         self._diagnosed.load_state_dict(state["diagnosed"])
         self._epoch_loss, self._epoch_samples = state["epoch"]
+        self._first_loss = state["first_loss"]
         self.train_loss = state["train_loss"]
 
     def measured(self) -> dict[str, Any]:
@@ -73,6 +78,7 @@ class MetricsAccumulator:
         step, batch = self._first_non_finite
         first = NonFiniteLosses(batches=self._non_finite, first_step=step, first_batch=batch)
         return {
+            "first_loss": self._first_loss,
             "train_loss": self.train_loss,
             "steps": self._step.steps,
             "skipped_steps": self._skipped_steps,

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import random
 
@@ -11,6 +12,7 @@ from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.equivalence import (
     DIFFERENT,
     EQUIVALENT,
+    NOTHING_LEARNED,
     UNKNOWN,
     Comparison,
     Interval,
@@ -160,6 +162,26 @@ def test_the_margin_is_a_part_of_the_references_mean() -> None:
     assert against is not None
     assert against.tolerance == pytest.approx(0.08)
     assert against.conclusion == EQUIVALENT
+
+
+@pytest.mark.parametrize(
+    ("first", "train", "evaluated", "conclusion"),
+    [
+        (2.30, 2.29, 2.31, NOTHING_LEARNED), (2.30, 0.10, 0.20, EQUIVALENT),
+        (2.30, 0.10, 5.00, EQUIVALENT),  # overconfident, but it has learned
+        (-1.00, -1.01, None, NOTHING_LEARNED), (-1.00, -2.00, None, EQUIVALENT),
+        (None, 2.29, 2.31, EQUIVALENT), (2.30, math.nan, None, EQUIVALENT),
+    ],
+)  # fmt: skip
+def test_models_that_learned_nothing_are_not_equivalent(
+    first: float | None, train: float, evaluated: float | None, conclusion: str
+) -> None:
+    found = seeds({name: dict.fromkeys(range(3), 0.1) for name in ("fp32", "amp")})
+    lost = {"first_loss": first, "train_loss": train, "eval_loss": evaluated}
+    trainings = [dataclasses.replace(t, job_result=dataclasses.replace(t.job_result, **lost)) for t in found.trainings]
+    against = dataclasses.replace(found, trainings=tuple(trainings)).comparison("amp")
+    assert against is not None
+    assert against.conclusion == conclusion
 
 
 def test_fp32_is_not_compared_with_itself_nor_with_what_has_no_metric() -> None:

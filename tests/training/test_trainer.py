@@ -8,7 +8,7 @@ from support import DIGITS, WORKLOADS
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.records.events import EpochEnded, Event
+from amp_track.records.events import EpochEnded, Event, StepsRecorded
 from amp_track.records.result import JobResult
 from amp_track.runner.runner import JobRunner
 
@@ -45,6 +45,7 @@ def test_a_job_result_is_what_its_events_said(runner: JobRunner, digits: Job) ->
         last.eval_loss,
         last.metric,
     )
+    assert job_result.first_loss == next(event for event in events if isinstance(event, StepsRecorded)).losses[0]
     assert job_result.steps == last.step == 2 * 23
     assert job_result.train_seconds is not None
     assert 0 < job_result.train_seconds < job_result.wall_seconds
