@@ -105,3 +105,19 @@ def test_ten_thousand_trials_weigh_less_than_five_megabytes() -> None:
     html = page_html(page_of(search_of(10_000)), ui=UI)
     assert html.count("<tr>") > 10_000
     assert len(html.encode()) < 5_000_000
+
+
+def test_the_table_of_trials_begins_with_the_best_the_proofs_and_failures() -> None:
+    probes = tuple(dataclasses.replace(each, kind="typical") for each in PROBED.probes)
+    max_batch = dataclasses.replace(PROBED.precisions["fp32"].max_batch, batch_size=90, first_failing_batch=101)
+    found = {"fp32": dataclasses.replace(PROBED.precisions["fp32"], max_batch=max_batch)}
+    limits = dataclasses.replace(PROBED, precisions=found, probes=(*probes, *PROBED.probes))
+    made = search_of(4).trials
+    crashed = dataclasses.replace(made[3], job_result=JobResult(status=JobStatus.CRASHED, message="Error: no"))
+    searched = dataclasses.replace(SEARCHED, limits=limits, seeds=None, trials=(*made[:3], crashed), pareto=(2,))
+    page = page_of(searched)
+    why = [cells[page.headings.index("why")] for cells, _ in page.trials]
+    assert why[:4] == [
+        "training on the Pareto front", "max batch: to see", "first failing batch: to see", "training: Error: no",
+    ]  # fmt: skip
+    assert len(why) == 10
