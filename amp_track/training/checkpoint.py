@@ -17,7 +17,7 @@ from amp_track.records.errors import BadInput, StoreFailed, lack_of_space
 from amp_track.records.events import CheckpointWritten
 from amp_track.training.process_group import RankGroup
 
-_FORMAT = 2
+_FORMAT = 3
 _FILES_WAITING = 2
 """The training waits while this many files wait for the tracking process."""
 

@@ -43,7 +43,7 @@ def test_code_in_a_file_is_not_run(clean_folder: Path) -> None:
 def test_another_format_is_rejected(clean_folder: Path) -> None:
     file = clean_folder / "a.pt"
     torch.save({"format": 99}, file)
-    with pytest.raises(BadInput, match="format 99; this version reads format 2"):
+    with pytest.raises(BadInput, match="format 99; this version reads format 3"):
         checkpoint.load(file)
 
 
