@@ -5,7 +5,7 @@ Keyword arguments are the flags' names with underscores. They take Python values
 flag's default:
 
     max_batch("experiments/digits.py", memory_budget="64MiB", precision=["fp32", "bf16"])
-    compare("experiments/mlp.py", vary={"width": [16, 256]}, set={"depth": 3}, seeds=3)
+    compare("experiments/mlp.py", vary={"width": [16, 256]}, set={"batches": 100}, seeds=3)
 """
 
 from __future__ import annotations

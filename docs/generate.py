@@ -31,6 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 import clusters  # noqa: E402
 from examples import EXAMPLES, read_record, run_and_record  # noqa: E402
 
+import amp_track  # noqa: E402
 from amp_track import cli  # noqa: E402
 from amp_track.config.cli_params import Flag  # noqa: E402
 from amp_track.config.commands import FLAGS  # noqa: E402
@@ -74,9 +75,10 @@ def plots(name: str) -> None:
 
 def exit_codes() -> None:
     """Print the exit codes with the exceptions that end in them."""
-    rows = [["0", "–", "Done."]]
+    rows = [["0", "–", "Done."]]  # of the errors that are not public, the public base is caught
     kinds = sorted(errors.AmpTrackError.__subclasses__(), key=lambda kind: (kind.exit_code, kind.__name__))
-    rows += [[str(kind.exit_code), f"`{kind.__name__}`", _first_sentence(kind)] for kind in kinds]
+    names = {kind: kind.__name__ if kind.__name__ in amp_track.__all__ else "AmpTrackError" for kind in kinds}
+    rows += [[str(kind.exit_code), f"`{names[kind]}`", _first_sentence(kind)] for kind in kinds]
     rows.append([str(errors.INTERRUPTED_EXIT_CODE), "`KeyboardInterrupt`", "Interrupted by Ctrl-C or SIGTERM."])
     rows.append([str(errors.STDOUT_LOST_EXIT_CODE), "–", "Done, but stdout is closed, full, or its reader has ended."])
     _print_table(["exit code", "exception in Python", "means"], rows)
@@ -179,20 +181,20 @@ def watching_table(device: str) -> None:
 def trials_table(device: str) -> None:
     """Print the cost of a trial without its job."""
     result = _result(f"trials-{device}")
-    _, fresh_process_aim = trials.fresh_process_aim(device, result.get("device_process_seconds_median", 0.0))
+    limit, aim = trials.fresh_process_aim(device, result.get("device_process_seconds_median", 0.0))
     _print_table(
         ["", "measured", "aim"],
         [
             [
                 "a trial without its job: MLflow and Optuna on SQLite",
                 f"{result['trial_overhead_seconds_median']:.3f} s",
-                "≤ 0.05 s",
+                _aim("≤ 0.05 s", result["trial_overhead_seconds_median"] > 0.05),
             ],
             ["the same in CPU time", f"{result['trial_overhead_cpu_seconds_median']:.3f} s", ""],
             [
                 "a fresh process for a job, after the first",
                 f"{result['fresh_process_seconds_median']:.3f} s",
-                fresh_process_aim,
+                _aim(aim, result["fresh_process_seconds_median"] > limit),
             ],
             ["the plot of its curves, drawn during the next job", f"{result['plot_seconds_median']:.3f} s", ""],
             [
@@ -211,19 +213,21 @@ def startup_table(device: str) -> None:
     rows = []
     for precision, found in result["precisions"].items():
         ours, theirs = (f"{found['seconds_median'][name]:.1f} s" for name in ("amp-track train", "bare script"))
-        rows.append([f"the digits, {precision}", ours, theirs, f"{found['ratio_median']:.2f} ×", "≤ 0.75 ×"])
-    rows.append(["first line on a terminal", f"{result['first_line_seconds_median']:.2f} s", "", "", "≤ 1 s"])
-    _print_table(["", "amp-track train", "bare script", "ratio", "aim"], rows)
+        ratio = found["ratio_median"]
+        rows.append([f"the digits, {precision}", ours, theirs, f"{ratio:.2f} ×", _aim("≤ 0.75 ×", ratio > 0.75)])
+    first = result["first_line_seconds_median"]
+    rows.append(["first line on a terminal", f"{first:.2f} s", "", "", _aim("≤ 1 s", first > 1)])
+    _print_table(["", "amp-track train", "bare script", "ratio (median of pairs)", "aim"], rows)
     print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
 
 
 def start_table(device: str) -> None:
     """Print how soon commands start, and the imports that a job needs."""
     result = _result(f"startup-{device}")["start"]
-    rows = [
-        [name, f"{result['seconds_median'][name]:.2f} s", f"≤ {aim:g} s" if aim is not None else ""]
-        for name, aim in startup.STARTS.items()
-    ]
+    rows = []
+    for name, aim in startup.STARTS.items():
+        found = result["seconds_median"][name]
+        rows.append([name, f"{found:.2f} s", _aim(f"≤ {aim:g} s", found > aim) if aim is not None else ""])
     _print_table(["", "measured", "aim"], rows)
     print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
 
@@ -233,8 +237,13 @@ def server_table(device: str) -> None:
     result = _result(f"server-{device}")
     seconds = [f"{result['seconds_median'][way]:.1f} s" for way in server.WAYS]
     ratios = f"{result['ratio_median']:.2f} × ({min(result['ratios']):.2f} to {max(result['ratios']):.2f})"
-    row = [f"{result['steps']:,} steps", *seconds, ratios, f"≤ {server.AIM} ×"]
-    _print_table(["", *server.WAYS, "ratio (of all pairs)", "aim"], [row])
+    row = [
+        f"{result['steps']:,} steps",
+        *seconds,
+        ratios,
+        _aim(f"≤ {server.AIM} ×", result["ratio_median"] > server.AIM),
+    ]
+    _print_table(["", *server.WAYS, "ratio (median of pairs)", "aim"], [row])
     print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
 
 
@@ -482,6 +491,10 @@ def _shown(lines: list[str], *, skip: int, tables: tuple[int, ...] | None, only_
         elif shown and shown[-1] != "[…]":
             shown.append("[…]")
     return shown
+
+
+def _aim(aim: str, is_missed: bool) -> str:
+    return f"{aim}: missed" if is_missed else aim
 
 
 def _result(name: str) -> dict[str, Any]:
