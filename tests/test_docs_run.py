@@ -307,7 +307,7 @@ def test_the_quickstart_runs_from_top_to_bottom(clean_folder: Path) -> None:
     stored = [cell.source for cell in notebook.cells]
     for cell in notebook.cells:
         cell.pop("outputs", None) if cell.cell_type == "markdown" else cell.update(outputs=[])
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(clean_folder)}}).execute()
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(clean_folder)}}).execute()
     assert [cell.source for cell in notebook.cells] == stored
     assert {"text/html", "image/png"} <= kinds_shown(notebook)
     assert [output for output in outputs(notebook) if output.output_type == "error"] == []
