@@ -209,7 +209,7 @@ def keep_screenshot(page: Path) -> None:
     flags = ["--headless", "--no-sandbox", "--hide-scrollbars", "--blink-settings=preferredColorScheme=1"]
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "page.png"
-        sized = ["--window-size=1280,1000", f"--screenshot={shot}"]
+        sized = ["--window-size=1280,800", f"--screenshot={shot}"]
         subprocess.run([chromium, *flags, *sized, page.as_uri()], check=True, capture_output=True)
         colors = Image.open(shot).convert("RGB").quantize(64)  # a tenth of the bytes, and nobody sees it
         colors.save(SCREENSHOT, optimize=True)
