@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import logging.config
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mlflow
+from alembic.util import CommandError
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
@@ -22,6 +25,7 @@ from amp_track.stores import sqlite_files
 
 _SECTION, _MOST_RUNS = "amp_track", 100
 """The section of the charts in MLflow's UI, and the maximum number of runs in one chart."""
+_NEW_FILES = Path("mlruns")  # where MLflow keeps the files of new experiments of a database
 
 
 def hush() -> None:
@@ -30,10 +34,18 @@ def hush() -> None:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs errors that it also raises
 
 
+@contextmanager
+def _logging_as_it_is() -> Iterator[None]:
+    """Keep MLflow up to 3.6 from configuring the logging of this process whenever it checks a database's tables."""
+    with mock.patch.object(logging.config, "fileConfig"):
+        yield
+
+
 def open_client(uri: str) -> mlflow.MlflowClient:
     """Return a client. Raise BadInput if another version of MLflow created the store.
 
-    MLflow up to 3.8 also creates the folder for files of new experiments: a file in its place is rejected.
+    MLflow up to 3.8 also creates the folder for files of new experiments. A file in its place is rejected, and a new
+    folder is removed: a command that is rejected later must leave nothing behind.
     """
     hush()
     if not uri.startswith("http") and (missing := _missing_tables(uri)):
@@ -41,12 +53,19 @@ def open_client(uri: str) -> mlflow.MlflowClient:
             f"--tracking-uri: {masked(uri)} has no table {min(missing)}, which MLflow {mlflow.__version__} needs. Make "
             f"a backup and run `mlflow db upgrade {masked(uri)}`, or use another store."
         )
+    is_new = not _NEW_FILES.exists()
     try:
-        return mlflow.MlflowClient(tracking_uri=uri)
+        with _logging_as_it_is():
+            client = mlflow.MlflowClient(tracking_uri=uri)
     except FileExistsError as error:
         raise BadInput(
             f"--tracking-uri: MLflow stores files in {error.filename}, which is not a writable folder. Use another "
             "working directory."
+        ) from None
+    except CommandError:  # of MLflow up to 3.8
+        raise BadInput(
+            f"--tracking-uri: {masked(uri)} cannot be opened by MLflow {mlflow.__version__}: a newer version has "
+            "created it. Upgrade MLflow, or use another store."
         ) from None
     except mlflow.exceptions.MlflowException as error:
         if error.__cause__ is not None:  # an error of the database
@@ -55,6 +74,10 @@ def open_client(uri: str) -> mlflow.MlflowClient:
         raise BadInput(
             f"--tracking-uri: {masked(uri)} cannot be opened by MLflow {mlflow.__version__}: {message}"
         ) from None
+    if is_new:
+        with suppress(OSError):  # it is not there, or already in use
+            _NEW_FILES.rmdir()
+    return client
 
 
 @functools.cache
@@ -128,7 +151,8 @@ def empty_store() -> tuple[str, ...]:
     try:
         from mlflow.store.db.utils import _initialize_tables
 
-        _initialize_tables(engine)  # type: ignore[no-untyped-call]
+        with _logging_as_it_is():
+            _initialize_tables(engine)  # type: ignore[no-untyped-call]
         with closing(engine.raw_connection()) as connection:
             return sqlite_files.script_of(connection.driver_connection)  # type: ignore[arg-type]
     except (ImportError, AttributeError, TypeError, sqlalchemy.exc.SQLAlchemyError):
