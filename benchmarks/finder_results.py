@@ -116,9 +116,7 @@ def ratios(rows: Sequence[Row], of: Iterable[Row]) -> dict[str, float]:
         for precision in row.answered:
             peer = lightning.get((row.model, row.budget_mib, (precision,), LIGHTNING))
             if peer is not None:
-                found[f"{row.model} {precision}, {row.within}"] = seconds_each(row) / peer.median(
-                    lambda run: run.answer_seconds
-                )
+                found[f"{row.title}: {precision}"] = seconds_each(row) / peer.median(lambda run: run.answer_seconds)
     return found
 
 
@@ -160,6 +158,10 @@ def _figures(rows: Sequence[Row], ours: Sequence[Row], aim: float) -> dict[str, 
     }
 
 
+def _aim(aim: float, ratio: float) -> str:
+    return f"aim ≤ {aim}: missed" if round(ratio, 2) > aim else f"aim ≤ {aim}"
+
+
 def sentences(figures: dict[str, Any]) -> str:
     """Format the figures of one kind of command: `exact in 10 of 10 cases …`."""
     if not figures["probes_median"]:
@@ -172,8 +174,9 @@ def sentences(figures: dict[str, Any]) -> str:
     if figures["ratios"]:
         text += (
             f" Its seconds to the proven answer are {figures['ratio_median']:.2f} × those of Lightning's binary search "
-            f"in the median of the cases that it answered, {len(figures['ratios'])} (aim ≤ {figures['aim_median']}), "
-            f"{figures['ratio_largest']:.2f} × at most (aim ≤ {figures['never_above']:.1f})."
+            f"in the median of the cases that it answered, {len(figures['ratios'])} "
+            f"({_aim(figures['aim_median'], figures['ratio_median'])}), {figures['ratio_largest']:.2f} × at most "
+            f"({_aim(figures['never_above'], figures['ratio_largest'])})."
         )
     return text
 
@@ -237,7 +240,7 @@ def several_table(rows: Sequence[Row]) -> str:
                 row.model,
                 answers,
                 *cells,
-                ", ".join(f"{name.partition(',')[0].split()[1]} {ratio:.2f} ×" for name, ratio in compared),
+                ", ".join(f"{name.rpartition(' ')[2]} {ratio:.2f} ×" for name, ratio in compared),
             ]
         )
     heading = ["model", "max batches", "proven after (whole command)", "for each precision", "of Lightning's binsearch"]

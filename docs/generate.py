@@ -161,7 +161,7 @@ def overhead_table(device: str) -> None:
     """Print the cost of tracking, against a bare loop and Lightning."""
     result = _result(f"overhead-{device}")
     print(overhead.table(result))
-    print(f"\n*{_made_on(result, 'torch', 'mlflow', 'lightning')}, n={result['n']}, medians*")
+    print(f"\n*{_made_on(result, 'torch', 'mlflow', 'lightning')}, {_repeats(result)}*")
 
 
 def watching_table(device: str) -> None:
@@ -204,7 +204,7 @@ def trials_table(device: str) -> None:
             ],
         ],
     )
-    print(f"\n*{_made_on(result, 'torch')}, n={result['n']}, medians*")
+    print(f"\n*{_made_on(result, 'torch')}, {_repeats(result)}*")
 
 
 def startup_table(device: str) -> None:
@@ -218,7 +218,7 @@ def startup_table(device: str) -> None:
     first = result["first_line_seconds_median"]
     rows.append(["first line on a terminal", f"{first:.2f} s", "", "", _aim("≤ 1 s", first > 1)])
     _print_table(["", "amp-track train", "bare script", "ratio (median of pairs)", "aim"], rows)
-    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
+    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, {_repeats(result)}*")
 
 
 def start_table(device: str) -> None:
@@ -229,7 +229,7 @@ def start_table(device: str) -> None:
         found = result["seconds_median"][name]
         rows.append([name, f"{found:.2f} s", _aim(f"≤ {aim:g} s", found > aim) if aim is not None else ""])
     _print_table(["", "measured", "aim"], rows)
-    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
+    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, {_repeats(result)}*")
 
 
 def server_table(device: str) -> None:
@@ -244,7 +244,7 @@ def server_table(device: str) -> None:
         _aim(f"≤ {server.AIM} ×", result["ratio_median"] > server.AIM),
     ]
     _print_table(["", *server.WAYS, "ratio (median of pairs)", "aim"], [row])
-    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
+    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, {_repeats(result)}*")
 
 
 def growth_table(device: str) -> None:
@@ -255,7 +255,7 @@ def growth_table(device: str) -> None:
         [head[0], *(head[1](row) for row in result["rows"])],
         [[name, *(cell(row) for row in result["rows"])] for name, cell in measures],
     )
-    print(f"\n*{_made_on(result, 'torch')}, n={result['n']}, medians*")
+    print(f"\n*{_made_on(result, 'torch')}, {_repeats(result)}*")
 
 
 def gpu_stages() -> None:
@@ -491,6 +491,10 @@ def _shown(lines: list[str], *, skip: int, tables: tuple[int, ...] | None, only_
         elif shown and shown[-1] != "[…]":
             shown.append("[…]")
     return shown
+
+
+def _repeats(result: dict[str, Any]) -> str:
+    return f"n={result['n']}" + (", medians" if result["n"] > 1 else "")
 
 
 def _aim(aim: str, is_missed: bool) -> str:

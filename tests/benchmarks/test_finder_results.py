@@ -39,9 +39,14 @@ def test_ratios_are_of_medians_and_of_each_precision_of_a_command() -> None:
         row(OURS, "fp32", "bf16", seconds=(8.0,)),
     ]
     found = summary(rows)
-    assert found["one"]["ratios"] == {"Cnn fp32, 512 MiB": 0.5}
-    assert found["several"]["ratios"] == {"Cnn fp32, 512 MiB": 0.4}  # bf16 has no run of Lightning
+    assert found["one"]["ratios"] == {"Cnn fp32, 512 MiB: fp32": 0.5}
+    assert found["several"]["ratios"] == {"Cnn fp32, bf16, 512 MiB: fp32": 0.4}  # bf16 has no run of Lightning
     assert (found["several"]["exact"], found["several"]["cases"]) == (2, 2)
+
+
+def test_a_precision_counts_in_each_command_that_searched_it() -> None:
+    rows = [row(LIGHTNING, "bf16"), row(OURS, "fp32", "bf16"), row(OURS, "fp32", "amp", "bf16")]
+    assert len(summary(rows)["several"]["ratios"]) == 2
 
 
 def test_without_an_answer_of_lightning_there_is_no_ratio_but_its_error() -> None:
