@@ -53,7 +53,7 @@ def missing(cluster: Literal["slurm", "ray"]) -> str:
     if tried.returncode:
         return f"needs a network of its own, which root may make on Linux: {tried.stderr.strip()}"
     if importlib.util.find_spec(_PACKAGES[cluster]) is None:
-        return f"needs {_PACKAGES[cluster]}: pip install 'amp-track[{cluster}]'"
+        return f"needs {_PACKAGES[cluster]}: pip install {_PACKAGES[cluster].lower()}"
     return postgresql.missing() or (slurm_cluster.missing() if cluster == "slurm" else "")
 
 

@@ -25,7 +25,7 @@ os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_T
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Path]:
     """Start a cluster; skip if Ray is not installed."""
-    pytest.importorskip("ray", reason="needs Ray: pip install 'amp-track[ray]'")
+    pytest.importorskip("ray", reason="needs Ray: pip install ray")
     with running_cluster() as folder:
         yield folder
 

@@ -51,7 +51,7 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
     is_asked = study is not None or storage.url != addresses.DEFAULT_STORAGE or is_tracking_server
     has_studies = is_asked or storage.exists() or not store.exists()
     if has_studies and importlib.util.find_spec("optuna_dashboard") is None:
-        raise BadInput("amp-track ui needs optuna-dashboard. Run: pip install 'amp-track[dashboard]'.")
+        raise BadInput("amp-track ui needs optuna-dashboard. Run: pip install optuna-dashboard.")
     found = find(request.stores, study) if has_studies else _find_runs(store)
     wanted: dict[str, int | None] = {} if is_tracking_server else {_PORT: options.port}
     wanted |= {_DASHBOARD_PORT: options.dashboard_port} if has_studies else {}

@@ -19,8 +19,8 @@ from amp_track.config.cli_params import Affects, Panel, setting, switch
 from amp_track.config.precisions import Precision
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
-MODEL_LIBRARIES = {"timm": "timm", "torchvision": "examples", "transformers": "transformers"}
-"""The libraries whose models are targets by name, such as timm:resnet50, with the extra that installs each."""
+MODEL_LIBRARIES = ("timm", "torchvision", "transformers")
+"""The libraries whose models are targets by name, such as timm:resnet50."""
 OUTPUT = "output.txt"
 """The file in a job's folder with the output of its command."""
 

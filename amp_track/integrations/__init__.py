@@ -1,1 +1,1 @@
-"""Trainings written with other libraries. Each module needs its extra: `amp-track[lightning]`, `[transformers]`."""
+"""Trainings written with other libraries. Each module needs its library."""

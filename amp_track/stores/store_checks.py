@@ -161,7 +161,7 @@ def _check_database_server(got: str, address: StoreAddress, owner: str, expected
     except (NoSuchModuleError, ImportError) as error:
         raise BadInput(
             f"{got}, {expected}; no driver for this one ({error}). For PostgreSQL use postgresql+psycopg://… and pip "
-            "install 'amp-track[postgresql]'."
+            "install 'psycopg[binary]'."
         ) from None
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]

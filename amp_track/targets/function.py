@@ -49,9 +49,7 @@ class FunctionTarget:
     def inspect(self) -> TargetInspection:
         library = getattr(self._function, "library", None)
         if library is not None and importlib.util.find_spec(library) is None:
-            raise BadInput(
-                f"{self._job.workload}: {library} is not installed. Install it with pip install 'amp-track[{library}]'."
-            )
+            raise BadInput(f"{self._job.workload}: {library} is not installed. Install it with pip install {library}.")
         default = self._parameters["batch_size"].default
         file, imports = self._source_files()
         return TargetInspection(

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from amp_track.config.job import DEFAULT_WORKLOAD, MODEL_LIBRARIES, library_of_model
+from amp_track.config.job import DEFAULT_WORKLOAD, library_of_model
 from amp_track.records.errors import BadInput
 
 _SUFFIXES = importlib.machinery.all_suffixes()
@@ -65,8 +65,7 @@ def _check_named_model(reference: str) -> None:
     """Check that the library of a model is installed, and that the configuration file of transformers exists."""
     library, _, name = reference.partition(":")
     if importlib.util.find_spec(library) is None:
-        extra = MODEL_LIBRARIES[library]
-        raise BadInput(f"{reference}: {library} is not installed. Install it with pip install 'amp-track[{extra}]'.")
+        raise BadInput(f"{reference}: {library} is not installed. Install it with pip install {library}.")
     if library == "transformers" and not os.path.isfile(config_file(name)):
         raise BadInput(f"{reference}: file not found, expected a config.json of a transformers model, or its folder.")
 

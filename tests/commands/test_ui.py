@@ -139,4 +139,4 @@ def test_bad_arguments_are_told(amp_track: Command, arguments: list[str], messag
 def test_a_dashboard_that_is_not_installed_is_named(amp_track: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     make("digits/max-batch")
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
-    assert "pip install 'amp-track[dashboard]'" in rejection(amp_track("ui"))
+    assert "pip install optuna-dashboard" in rejection(amp_track("ui"))

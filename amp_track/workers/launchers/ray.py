@@ -51,7 +51,7 @@ class Launcher(base.Launcher):
         try:
             import ray  # noqa: F401
         except ImportError:
-            raise BadInput("--launcher ray requires Ray. Install it: pip install 'amp-track[ray]'") from None
+            raise BadInput("--launcher ray requires Ray. Install it: pip install ray") from None
         _address()
 
     def start(self, worker: Worker, say: Say) -> _Remote:

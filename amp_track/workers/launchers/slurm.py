@@ -53,7 +53,7 @@ class Launcher(base.Launcher):
         try:
             import submitit  # noqa: F401
         except ImportError:
-            raise BadInput("--launcher slurm requires submitit. Install it: pip install 'amp-track[slurm]'") from None
+            raise BadInput("--launcher slurm requires submitit. Install it: pip install submitit") from None
         if missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
             raise BadInput(
                 f"--launcher slurm requires {', '.join(missing)}. Run the command on a machine that can submit jobs."
