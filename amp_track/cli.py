@@ -35,22 +35,26 @@ from amp_track.records.errors import (
 from amp_track.workers import streams
 
 
-class _PlainSwitches:
-    """Show no type beside a switch in `--help`: it takes no value."""
+class _PlainHelp:
+    """Show no type beside a switch or an argument in `--help`, and a required argument without braces."""
 
     def get_params(self, context: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
         for parameter in parameters:
             if getattr(parameter, "is_flag", False) and parameter.metavar is None:
                 parameter.metavar = ""
+            if parameter.param_type_name == "argument":
+                parameter.display_type_rich = lambda ctx: None
+                if parameter.required:
+                    parameter.get_usage_pieces = lambda ctx, shown=parameter.metavar: [shown]
         return parameters
 
 
-class _Command(_PlainSwitches, TyperCommand):
+class _Command(_PlainHelp, TyperCommand):
     pass
 
 
-class _Group(_PlainSwitches, TyperGroup):
+class _Group(_PlainHelp, TyperGroup):
     pass
 
 
@@ -530,7 +534,8 @@ def _usage_message(error: Exception) -> str:
         message = str(getattr(error, "format_message", str)()).strip()
     if not message:
         return ""
-    command = getattr(getattr(error, "ctx", None), "command_path", "amp-track")
+    given = " ".join(["amp-track", *[word for word in sys.argv[1:2] if word in FLAGS]])  # some errors have no context
+    command = getattr(getattr(error, "ctx", None), "command_path", given)
     return f"{message.rstrip('.')}; see {command} --help"
 
 

@@ -80,6 +80,20 @@ def test_files_without_a_workload_are_rejected(file: str, message: str) -> None:
         load_workload(str(WORKLOADS / file))
 
 
+def test_a_script_is_offered_to_max_batch_and_init_names_a_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print('trains')\n")
+    with pytest.raises(BadInput) as raised:
+        load_workload("train.py")
+    assert str(raised.value) == (
+        "train.py: the file defines no subclass of Workload. Pass a script to max-batch as it is (amp-track max-batch "
+        "-- python train.py --batch-size {batch_size}) or a function as module:function, or write a Workload to start "
+        "from: amp-track init mine.py."
+    )
+
+
 def test_a_broken_file_shows_its_own_traceback_only() -> None:
     with pytest.raises(BadInput) as raised:
         load_workload(str(WORKLOADS / "broken.py"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import keyword
 import os
 import shlex
+import sys
 from pathlib import Path
 
 from amp_track.config.options import Request
@@ -34,8 +36,6 @@ def init(request: Request) -> list[str]:
                 with contextlib.suppress(OSError):
                     file.unlink()
                 raise
-    except FileExistsError:
-        raise BadInput(f"{file} exists already. Choose another name.") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{file} cannot be written: {summary(error)}") from None
     return [line.removeprefix("    ") for line in text.split('"""')[1].splitlines() if line.startswith("    ")]
@@ -45,9 +45,9 @@ def _check_name(file: Path) -> None:
     """Raise BadInput unless the file is new and its name is that of a Python module which hides no other one."""
     if os.path.lexists(file):
         raise BadInput(f"{file} exists already. Choose another name.")
-    if file.suffix != ".py" or not file.stem.isidentifier():
+    if file.suffix != ".py" or not file.stem.isidentifier() or keyword.iskeyword(file.stem):
         raise BadInput(f"FILE: got {file}, expected the name of a new Python file, such as train.py.")
-    if importlib.util.find_spec(file.stem) is not None:
+    if file.stem in sys.modules or importlib.util.find_spec(file.stem) is not None:  # __main__ may have no spec
         raise BadInput(f"FILE: got {file}, the name of an installed module, which it would hide. Choose another name.")
     if not file.parent.is_dir():
         raise BadInput(f"{file.parent}: no such folder. Create it first.")

@@ -40,7 +40,7 @@ def check_reference(workload: str) -> None:
     if library_of_model(workload) is not None:
         _check_named_model(workload)
         return
-    hint = "Write one to start from: amp-track init train.py."
+    hint = f"Write one to start from: {init_command()}."
     if colon and not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
         raise BadInput(
             f"WORKLOAD: got {workload}, expected package.module:Class or a Python file with one Workload. {hint}"
@@ -48,12 +48,18 @@ def check_reference(workload: str) -> None:
     if workload == DEFAULT_WORKLOAD and not os.path.isfile(workload):
         raise BadInput(
             f"The default target {workload} is not in this folder. Name your file, or write one to start from: "
-            "amp-track init train.py."
+            f"{init_command()}."
         )
     if not colon and not os.path.isfile(workload):  # Path.is_file() raises OSError where a name is too long
         raise BadInput(
             f"{workload}: file not found, expected a Python file with one Workload or package.module:Class. {hint}"
         )
+
+
+def init_command() -> str:
+    """Return the command that writes a Workload to a file that does not exist yet."""
+    names = ("train.py", "mine.py", "workload.py")
+    return f"amp-track init {next((name for name in names if not os.path.lexists(name)), 'new_workload.py')}"
 
 
 def config_file(path: str) -> Path:

@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,7 +34,6 @@ from amp_track.workload import Metric, Workload, first_samples, has_own_collate_
 if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
 
-_HINT = "Write one to start from: amp-track init train.py."
 _MOST_SAMPLES = 2**32  # their shuffled order takes more than a hundred gigabytes of memory
 
 
@@ -289,17 +289,18 @@ def _find_class(reference: str) -> type[Workload]:
     if library_of_model(reference) is not None:
         return load_named_model(reference)
     module_name, colon, class_name = reference.partition(":")
+    hint = f"Write one to start from: {source.init_command()}."
     if colon:
         module = imported(reference)
         named = getattr(module, class_name, None)
         if not (inspect.isclass(named) and issubclass(named, Workload)):
-            raise BadInput(f"{reference}: {module_name} has no Workload or function named {class_name}. {_HINT}")
+            raise BadInput(f"{reference}: {module_name} has no Workload or function named {class_name}. {hint}")
         return named
     path = Path(reference)
     if not os.path.isfile(path):  # Path.is_file() raises OSError where a name is too long
-        raise BadInput(f"{reference}: no such file. {_HINT}")
+        raise BadInput(f"{reference}: no such file. {hint}")
     if importlib.util.spec_from_file_location("workload", path) is None:
-        raise BadInput(f"{path}: not a Python file (.py). {_HINT}")
+        raise BadInput(f"{path}: not a Python file (.py). {hint}")
     module = imported(reference)
     classes = [
         value
@@ -307,7 +308,11 @@ def _find_class(reference: str) -> type[Workload]:
         if inspect.isclass(value) and issubclass(value, Workload) and value.__module__ == module.__name__
     ]
     if not classes:
-        raise BadInput(f"{reference}: the file defines no subclass of Workload. {_HINT}")
+        script = f"amp-track max-batch -- python {shlex.quote(reference)} --batch-size {{batch_size}}"
+        raise BadInput(
+            f"{reference}: the file defines no subclass of Workload. Pass a script to max-batch as it is ({script}) or "
+            f"a function as module:function, or write a Workload to start from: {source.init_command()}."
+        )
     if len(classes) > 1:
         names = ", ".join(each.__name__ for each in classes)
         found = f"the file defines {len(classes)} subclasses of Workload ({names})"

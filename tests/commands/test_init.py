@@ -61,6 +61,9 @@ def test_the_commands_for_another_folder_start_there(amp_track: Command) -> None
         (["mine.txt"], "FILE: got mine.txt, expected the name of a new Python file"),
         (["my-training.py"], "FILE: got my-training.py, expected the name of a new Python file"),
         (["timm.py", "--template", "timm"], "FILE: got timm.py, the name of an installed module"),
+        (["class.py"], "FILE: got class.py, expected the name of a new Python file"),
+        (["None.py"], "FILE: got None.py, expected the name of a new Python file"),
+        (["__main__.py"], "FILE: got __main__.py, the name of an installed module"),
         (["nowhere/mine.py"], "nowhere: no such folder"),
         ([f"{'x' * 300}.py"], "cannot be written: "),
         ([""], "FILE: got '', expected a name"),
@@ -68,7 +71,10 @@ def test_the_commands_for_another_folder_start_there(amp_track: Command) -> None
     ],
     ids=lambda value: "",
 )
-def test_bad_input_writes_nothing(arguments: list[str], message: str, amp_track: Command, tmp_path: Path) -> None:
+def test_bad_input_writes_nothing(
+    arguments: list[str], message: str, amp_track: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # as in the program amp-track
     Path("there.py").write_text("mine = 1\n")
     Path("link.py").symlink_to("no_such_target.py")
     done = amp_track("init", *arguments)
