@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from amp_track.commands import interrupted_safely, max_batch
 from amp_track.config.job import Job
-from amp_track.config.options import Request
+from amp_track.config.options import Request, SearchOptions
 from amp_track.config.precisions import REFERENCE
 from amp_track.records.errors import BadInput
 from amp_track.report import progress
@@ -39,7 +39,7 @@ _SLOW = 0.5
 def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
     """Find the max batches and train inside them, in one MLflow run. Arguments and errors are those of `max_batch`."""
     options = request.search_options
-    deadline = time.monotonic() + (options.time_limit_seconds if options.time_limit_seconds is not None else math.inf)
+    started = time.monotonic()
     session = Session.prepare(request, request.max_batch_options.precisions, runner=runner)
     checks.needs_a_workload(session.job, session.inspection, "search", "whose metric it compares")
     if options.seeds > 1 and REFERENCE not in session.precisions:
@@ -58,7 +58,11 @@ def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         study_manifest.keep(tracked_study, "search")
         tracked_study.parent.keep_view(batches_differ=True)
+        _say_phases(options)
         fitted = max_batch.find_max_batches(tracked_study, sampler)
+        if options.is_default_time_limit:  # else a slow search for the max batches would leave no time to train
+            started = time.monotonic()
+        deadline = started + (options.time_limit_seconds if options.time_limit_seconds is not None else math.inf)
         _train_inside(tracked_study.open("train"), fitted, deadline)
         if options.seeds > 1:
             _train_seeds(tracked_study.open("seeds"), fitted, deadline)
@@ -126,6 +130,21 @@ def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline:
             asked.value = within.record(asked.trial, job, job_result, run_id)
 
 
+def _say_phases(options: SearchOptions) -> None:
+    """Print what a search does, and the flags that bound it."""
+    text = f"searching: first every max batch (no time limit), then {counted(options.trials, 'trial')} (--trials)"
+    text += f" and {options.seeds} seeds per precision (--seeds)" if options.seeds > 1 else ""
+    progress.say(text + _limit_in_words(options))
+
+
+def _limit_in_words(options: SearchOptions) -> str:
+    """Return when the last training may start, with its flag; "" without a limit."""
+    if options.time_limit_seconds is None:
+        return ""
+    event = "the max batches are found" if options.is_default_time_limit else "the start of the command"
+    return f"; no training starts later than {time_text(options.time_limit_seconds)} after {event} (--time-limit)"
+
+
 def _say_cost(tracked_study: TrackedStudy, fitted: MaxBatchResult, within: TrainingSearch) -> None:
     """Print how many trainings follow, how long they take at the speed of the probes, and the flags that bound them."""
     session, each = tracked_study.session, []
@@ -146,9 +165,7 @@ def _say_cost(tracked_study: TrackedStudy, fitted: MaxBatchResult, within: Train
     if each:
         mean = sum(each) / len(each)
         text += f" of about {time_text(mean)} each, {time_text(mean * (left + of_seeds))} in all"
-    if options.time_limit_seconds is not None:
-        text += f"; none starts after {time_text(options.time_limit_seconds)} (--time-limit)"
-    progress.say(text)
+    progress.say(text + _limit_in_words(options))
 
 
 def _seeds_left(studies: Studies, fitted: MaxBatchResult) -> int:
