@@ -45,14 +45,16 @@ from benchmarks.gpu import stages, tables  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results"
 COMMANDS = tuple(FLAGS)
 _JSON = (
-    ("`train`", "train.py", "TrainResult", ("as_json",)),
-    ("`max-batch`", "max_batch.py", "MaxBatchResult", ("as_json",)),
-    ("· each of its `precisions`", "max_batch.py", "PrecisionResult", ("as_json",)),
-    ("`search`: as `max-batch`, and", "search.py", "SearchResult", ("as_json",)),
-    ("`compare`", "compare.py", "CompareResult", ("as_json",)),
-    ("· each of its `rows`", "compare.py", "CompareResult", ("row",)),
-    ("`plan`", "plan.py", "PlanResult", ("as_json", "_variant_as_json")),
-    ("`explain`", "explain.py", "ExplainResult", ("as_json",)),
+    ("`train`", "results/train.py", "TrainResult", ("as_json",)),
+    ("`max-batch`", "results/max_batch.py", "MaxBatchResult", ("as_json",)),
+    ("· each of its `precisions`", "results/max_batch.py", "PrecisionResult", ("as_json",)),
+    ("`search`: as `max-batch`, and", "results/search.py", "SearchResult", ("as_json",)),
+    ("`compare`", "results/compare.py", "CompareResult", ("as_json",)),
+    ("· each of its `rows`", "results/compare.py", "CompareResult", ("row",)),
+    ("`plan`", "results/plan.py", "PlanResult", ("as_json", "_variant_as_json")),
+    ("`explain`", "results/explain.py", "ExplainResult", ("as_json",)),
+    ("`dtypes`", "records/dtypes.py", "DtypesReport", ("as_json",)),
+    ("· each of its `operations`", "records/dtypes.py", "OperationDtypes", ("as_json",)),
 )
 """Where the keys of `--json` are: the command, and the methods of its result that return them."""
 
@@ -280,7 +282,7 @@ def json_keys() -> None:
     """Print the keys of the object that each command prints with --json, from the source: a run shows only one case."""
     rows = []
     for shown, module, of_class, methods in _JSON:
-        tree = ast.parse((ROOT / "amp_track" / "results" / module).read_text())
+        tree = ast.parse((ROOT / "amp_track" / module).read_text())
         (found,) = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == of_class)
         keys = [key for method in methods for key in _returned_keys(found, method)]
         rows.append([shown, ", ".join(f"`{key}`" for key in keys)])

@@ -78,6 +78,13 @@ def test_every_generated_part_is_what_make_docs_would_write() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "tests" / "golden").rglob("*[[]json].txt")), ids=lambda file: file.stem)
+def test_every_key_that_json_prints_is_on_its_page(file: Path) -> None:
+    printed = file.read_text().partition("--- stdout\n")[2].partition("\n--- stderr")[0]
+    page = (ROOT / "docs" / "json.md").read_text()
+    assert [key for key in json.loads(printed) if f"`{key}`" not in page] == []
+
+
 def lines_of(record: Path) -> list[str]:
     lines: list[str] = json.loads(record.read_text())["lines"]
     return lines
