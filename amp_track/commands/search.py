@@ -39,7 +39,6 @@ _SLOW = 0.5
 def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
     """Find the max batches and train inside them, in one MLflow run. Arguments and errors are those of `max_batch`."""
     options = request.search_options
-    started = time.monotonic()
     session = Session.prepare(request, request.max_batch_options.precisions, runner=runner)
     checks.needs_a_workload(session.job, session.inspection, "search", "whose metric it compares")
     if options.seeds > 1 and REFERENCE not in session.precisions:
@@ -60,9 +59,8 @@ def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
         tracked_study.parent.keep_view(batches_differ=True)
         _say_phases(options)
         fitted = max_batch.find_max_batches(tracked_study, sampler)
-        if options.is_default_time_limit:  # else a slow search for the max batches would leave no time to train
-            started = time.monotonic()
-        deadline = started + (options.time_limit_seconds if options.time_limit_seconds is not None else math.inf)
+        limit_seconds = options.time_limit_seconds  # from here on: a slow device must leave time to train
+        deadline = time.monotonic() + (limit_seconds if limit_seconds is not None else math.inf)
         _train_inside(tracked_study.open("train"), fitted, deadline)
         if options.seeds > 1:
             _train_seeds(tracked_study.open("seeds"), fitted, deadline)
@@ -141,8 +139,7 @@ def _limit_in_words(options: SearchOptions) -> str:
     """Return when the last training may start, with its flag; "" without a limit."""
     if options.time_limit_seconds is None:
         return ""
-    event = "the max batches are found" if options.is_default_time_limit else "the start of the command"
-    return f"; no training starts later than {time_text(options.time_limit_seconds)} after {event} (--time-limit)"
+    return f"; none starts after {time_text(options.time_limit_seconds)} of training (--time-limit)"
 
 
 def _say_cost(tracked_study: TrackedStudy, fitted: MaxBatchResult, within: TrainingSearch) -> None:

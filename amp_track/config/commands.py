@@ -155,7 +155,6 @@ def request_of(
     if storage is not None and given.get(storage) is None:
         given[storage] = os.environ.get(STORAGE_VARIABLE) or None  # an empty variable counts as not set
     fixed: dict[str, Any] = {}
-    has_default_limit = False
     job: dict[str, Any] = {"command": tuple(words)} | ({} if workload is None else {"workload": workload})
     if command == "train":
         if not given.get(flag_named(flags, "--precision").parameter):
@@ -167,7 +166,7 @@ def request_of(
     if command == "search":
         trials, time_limit = (flag_named(flags, name).parameter for name in ("--trials", "--time-limit"))
         if not given.get(trials) and not given.get(time_limit):
-            given[time_limit], has_default_limit = DEFAULT_TIME_LIMIT, True
+            given[time_limit] = DEFAULT_TIME_LIMIT
     if command == "compare":
         fixed["compare_options"] = build(CompareOptions, flags, given)
     if command == "plan":
@@ -176,7 +175,6 @@ def request_of(
         job["batch_size"] = build(Example, flags, given).batch_size
     options = [item for item in dataclasses.fields(Request) if dataclasses.is_dataclass(item.default)]
     built = {item.name: build(type(item.default), flags, given) for item in options}
-    built["search_options"] = dataclasses.replace(built["search_options"], is_default_time_limit=has_default_limit)
     asked = build(Job, flags, given, **job)
     return Request(
         job=dataclasses.replace(asked, options=built["model_options"].added_to(asked.options)),

@@ -113,12 +113,9 @@ class SearchOptions:
     )
     time_limit_seconds: float | None = setting(
         None, values.duration_seconds,
-        "Start no training later than this after the start of the command: 90s, 30m, 2h. The max batches are always "
-        "found.", flag="time-limit", panel=Panel.TRIALS,
-        shown_default=f"{DEFAULT_TIME_LIMIT} after the max batches are found, or no limit with --trials"
+        "Start no training later than this after the max batches are found: 90s, 30m, 2h.", flag="time-limit",
+        shown_default=f"{DEFAULT_TIME_LIMIT}, or no limit with --trials", panel=Panel.TRIALS
     )
-    is_default_time_limit: bool = False
-    """Whether nobody chose the time limit: it then starts when the max batches are found."""
     lr_range: tuple[float, float] | None = setting(
         None, values.interval, "Also search the learning rate, in this interval.", flag="lr-range",
         shown_default="not searched", panel=Panel.TRIALS

@@ -173,38 +173,33 @@ def test_the_cost_is_said_before_the_first_training(capfd: pytest.CaptureFixture
     (place,) = [index for index, line in enumerate(lines) if line.startswith("training within the max batches: ")]
     assert lines[place] == (
         "training within the max batches: 4 trials (--trials) and 4 trainings over seeds (--seeds) of about "
-        "7.1 s each, 57 s in all; no training starts later than 2 h after the start of the command (--time-limit)"
+        "7.1 s each, 57 s in all; none starts after 2 h of training (--time-limit)"
     )
     assert lines[0] == (
         "searching: first every max batch (no time limit), then 4 trials (--trials) and 2 seeds per precision "
-        "(--seeds); no training starts later than 2 h after the start of the command (--time-limit)"
+        "(--seeds); none starts after 2 h of training (--time-limit)"
     )
     assert "after 626 optimizer steps" in lines[place + 1]
 
 
 def test_a_search_that_nobody_bounded_bounds_itself() -> None:
-    def limit(**given: str) -> tuple[float | None, bool]:
+    def limit(**given: str) -> float | None:
         named = {f"searchoptions_{name}": text for name, text in given.items()}
-        options = request_of("search", DIGITS, named).search_options
-        return options.time_limit_seconds, options.is_default_time_limit
+        return request_of("search", DIGITS, named).search_options.time_limit_seconds
 
-    assert limit() == limit(seeds="5") == (1800, True)
-    assert limit(trials="100") == (None, False)
-    assert limit(time_limit_seconds="2h") == limit(time_limit_seconds="2h", trials="9") == (7200, False)
+    assert limit() == limit(seeds="5") == 1800
+    assert limit(trials="100") is None
+    assert limit(time_limit_seconds="2h") == limit(time_limit_seconds="2h", trials="9") == 7200
     assert SearchOptions().time_limit_seconds is None, "studies stored without a limit have none"
 
 
-@pytest.mark.parametrize(("is_default", "trained"), [(True, 1), (False, 0)])
-def test_only_the_default_time_limit_starts_after_the_max_batches(
-    is_default: bool, trained: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_limit_starts_after_the_max_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each probe takes an hour of the command's clock, a training no time."""
     runner = SimulatedRunner()
     clock = SimpleNamespace(monotonic=lambda: 3600.0 * sum(job.probe or job.steps is not None for job in runner.jobs))
     for module in (search_command, study_search):
         monkeypatch.setattr(module, "time", clock)
-    limit = {"time_limit_seconds": 1800.0, "is_default_time_limit": is_default}
-    assert len(search(asked("fp32", trials=1, **limit), runner=runner).trials) == trained
+    assert len(search(asked("fp32", trials=1, time_limit_seconds=1800.0), runner=runner).trials) == 1
 
 
 def test_nothing_left_is_said_too(capfd: pytest.CaptureFixture[str]) -> None:
