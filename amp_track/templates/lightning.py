@@ -5,7 +5,7 @@ r"""A LightningModule and its data, fitted by Lightning's own Trainer. Run this 
 
 On a GPU, omit --memory-budget: the limit is then its free memory. Put your module and your data in place of Classifier
 and Images, or name those in another file of this folder. The last lines of the output are the settings of your Trainer.
-Needs Lightning: pip install lightning
+Needs Lightning 2.6 or newer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training as a Workload. Every command of amp-track takes this file:
+"""A training as a Workload. max-batch, search, train, compare, plan, dtypes and explain take this file:
 
     amp-track max-batch FILE --memory-budget 64MiB
     amp-track search FILE --memory-budget 64MiB
@@ -6,7 +6,8 @@
     amp-track plan FILE --gpu "RTX 4090"
 
 On a GPU, omit --memory-budget: the limit is then its free memory. Replace each method by yours, one at a time. To keep
-a loop that you have, pass it as a function that yields after each optimizer step: docs/any-training.md.
+a loop that you have, pass max-batch a function of batch_size as module:function, or a script as it is; see amp-track
+max-batch --help.
 """
 
 from __future__ import annotations

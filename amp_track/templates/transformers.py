@@ -5,7 +5,7 @@ r"""A transformers Trainer, which trains as it always does. Run this in the fold
 
 On a GPU, omit --memory-budget: the limit is then its free memory. The model is made from a configuration, so nothing is
 downloaded; from_pretrained() takes the same memory. The last lines of the output are your TrainingArguments. Needs
-transformers: pip install transformers accelerate
+transformers 5.0 and accelerate 1.15, or newer.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ def commands(done: Done) -> list[list[str]]:
 
 def test_each_template_is_a_file_of_the_package() -> None:
     assert {file.stem for file in (ROOT / "amp_track" / "templates").glob("*.py")} == set(TEMPLATES)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_names_what_an_installed_package_has(template: str) -> None:
+    head = str(ast.get_docstring(ast.parse((ROOT / "amp_track" / "templates" / f"{template}.py").read_text())))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert all(needed.replace(">=", " ") in " ".join(head.lower().split()) for needed in extras.get(template, []))
+    assert not [text for text in ("docs/", "pip install", "Every command") if text in head]
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -95,16 +104,24 @@ def test_without_a_target_outside_the_repository_init_is_named(command: str, amp
     assert list(Path.cwd().iterdir()) == []
 
 
+QUICK = {
+    "max-batch": ["--precision", "fp32", "--max-batch-size", "8", "--confirm-steps", "2"],
+    "search": ["--precision", "fp32", "--max-batch-size", "8", "--confirm-steps", "2", "--trials", "1", "--steps", "2"],
+    "train": ["--precision", "fp32", "--steps", "2"],
+    "plan": ["--precision", "fp32"],
+}
+"""Flags that make the commands of a template quick."""
+SAYS = {"max-batch": "fp32 at batch 8", "search": "fp32 at batch 8", "train": "accuracy", "plan": "RTX 4090"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.usefixtures("fresh_stores")
-def test_a_template_runs_as_it_is(template: str, amp_track: Command) -> None:
-    first, *_ = commands(amp_track("init", "mine.py", "--template", template))
-    assert first[:2] == ["amp-track", "max-batch"]
-    quick = ["--precision", "fp32", "--max-batch-size", "8", "--confirm-steps", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "amp_track", *first[1:], *quick],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "fp32 at batch 8" in done.stdout
+def test_every_command_of_a_template_runs_as_it_is(template: str, amp_track: Command) -> None:
+    for _, command, *arguments in commands(amp_track("init", "mine.py", "--template", template)):
+        done = subprocess.run(
+            [sys.executable, "-m", "amp_track", command, *arguments, *QUICK[command]],
+            env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert SAYS[command] in done.stdout
