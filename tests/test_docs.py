@@ -129,7 +129,7 @@ def tables_made_today(name: str) -> list[Any]:
     )
     search = SearchResult(
         limits=max_batch, metric_name="accuracy", higher_is_better=True, workload_batch_size=1, pareto=(),
-        trials=trainings if name == "seeds" else (),  # which has a precision with a GradScaler
+        trials=(),
         seeds=seeds if name == "seeds" else None,
     )  # fmt: skip
     compare = CompareResult(
@@ -176,9 +176,15 @@ def tables_made_today(name: str) -> list[Any]:
     }.get(name, list)()
 
 
+_OF_A_GRADSCALER = "stepsskipped"
+"""A column that a table has only if amp was trained, which a search leaves to faster devices than some CPUs."""
+
+
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
 def test_tables_shown_have_the_headings_of_today(record: Path) -> None:
-    assert headings_shown(lines_of(record)) == headings_made(tables_made_today(record.stem)), "run `make docs-all`"
+    shown = [heading for heading in headings_shown(lines_of(record)) if heading != _OF_A_GRADSCALER]
+    made = [heading for heading in headings_made(tables_made_today(record.stem)) if heading != _OF_A_GRADSCALER]
+    assert shown == made, "run `make docs-all`"
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)

@@ -21,7 +21,7 @@ def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path)
         ("http://user:hunter2@127.0.0.1:9", "expected a database address such as"),
         (
             "postgresql+pg8000://user:hunter2@host/x",
-            r"no driver for this one \(.*pg8000.*\)\. .* pip install 'amp-track\[postgresql\]'",
+            r"no driver for this one \(.*pg8000.*\)\. .* pip install 'psycopg\[binary\]'",
         ),
     ],
 )

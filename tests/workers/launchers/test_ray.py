@@ -41,7 +41,7 @@ def test_a_machine_of_no_cluster_is_told(tmp_path: Path, monkeypatch: pytest.Mon
         ray.Launcher.check()
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(BadInput, match=r"--launcher ray requires Ray\. .*: pip install 'amp-track\[ray\]'"):
+    with pytest.raises(BadInput, match=r"--launcher ray requires Ray\. .*: pip install ray"):
         ray.Launcher.check()

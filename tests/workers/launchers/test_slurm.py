@@ -94,7 +94,7 @@ def test_a_machine_without_slurm_or_submitit_is_told(monkeypatch: pytest.MonkeyP
     with pytest.raises(BadInput, match="--launcher slurm requires sbatch, srun, squeue, scancel"):
         slurm.Launcher.check()
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(BadInput, match=r"--launcher slurm requires submitit\. .*: pip install 'amp-track\[slurm\]'"):
+    with pytest.raises(BadInput, match=r"--launcher slurm requires submitit\. .*: pip install submitit"):
         slurm.Launcher.check()
 
 
