@@ -129,7 +129,7 @@ def test_every_reason_not_to_run_a_command_is_that_of_a_command() -> None:
 # ------------------------------------------------------------------------------------------------------- commands
 
 RUN_PAGES = sorted({each.page for each in COMMANDS if not is_elsewhere(each.text)})
-FIRST_PAGES = ("README.md", "your-own-workload.md", "plan.md")
+FIRST_PAGES = ("your-own-workload.md", "plan.md")
 """The commands that a new user runs first are slow tests, those of the other pages nightly ones."""
 
 
