@@ -2,11 +2,11 @@
 
     python -m benchmarks.plan_validation [--models 40] [--processes 2] [--traces FOLDER]
 
-A row is predicted if timm still has its model. Each prediction is appended to benchmarks/results/plan-validation.csv,
-and rows that the file has are skipped, so that a stopped run can be continued; remove the file to begin anew. All rows
-take some hours on two cores. `--models` predicts only that many models, drawn by a hash of their names, so that they
-are a random sample. `--traces` keeps what was traced, to predict again after a change of the simulated allocator or of
-a GPU's memory without tracing.
+A row is predicted if timm still has its model, with the published number of parameters. Each prediction is appended to
+benchmarks/results/plan-validation.csv, and rows that the file has are skipped, so that a stopped run can be continued;
+remove the file to begin anew. All rows take some hours on two cores. `--models` predicts only that many models, drawn
+by a hash of their names, so that they are a random sample. `--traces` keeps what was traced, to predict again after a
+change of the simulated allocator or of a GPU's memory without tracing.
 
 The true max batch lies from the published batch size up to below the next of the ladder. A prediction within is inside.
 Writes a summary to benchmarks/results/plan-validation.json, and prints it.
@@ -60,6 +60,7 @@ class Published:
     layout: str
     batch_size: int
     samples_per_second: float
+    parameters_millions: float
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -102,6 +103,7 @@ def published() -> list[Published]:
                 layout=row["layout"],
                 batch_size=int(row["largest_batch_of_ladder"]),
                 samples_per_second=float(row["samples_per_s"]),
+                parameters_millions=float(row["param_count_m"]),
             )
             for row in csv.DictReader(file)
         ]
@@ -152,6 +154,8 @@ def predict(row: Published, traces: Path | None = None) -> Predicted:
 
 
 def _max_batch(row: Published, traces: Path | None) -> Any:
+    import torch
+
     from amp_track.config.job import Job
     from amp_track.memory_plan.fake_step import FakeStep
     from amp_track.memory_plan.gpus import gpu_named
@@ -162,6 +166,10 @@ def _max_batch(row: Published, traces: Path | None) -> Any:
     target = gpu_named(GPU).target(eager=True)
     options = (("optimizer_name", "sgd"), ("image_size", str(row.image_size)))
     workload = load_workload(f"timm:{row.model}", options)
+    with torch.device("meta"):
+        millions = sum(parameter.numel() for parameter in workload.model().parameters()) / 1e6
+    if not math.isclose(millions, row.parameters_millions, rel_tol=0.02, abs_tol=0.006):  # published with two digits
+        raise ValueError(f"timm makes another model of this name: {millions:.2f} M parameters")
     job = Job(
         workload=row.model, learning_rate=1e-3, batch_size=8, channels_last=row.layout == "channels_last"
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from unittest import mock
 
@@ -45,7 +46,10 @@ def test_the_expected_batch_is_inside_and_the_safe_one_did_not_fail(row: Publish
 
 
 def compared(ran: int, expected: int, *, safe: int | None = None, model: str = "a") -> Compared:
-    row = Published(model=model, image_size=224, layout="contiguous", batch_size=ran, samples_per_second=1.0)
+    row = Published(
+        model=model, image_size=224, layout="contiguous", batch_size=ran, samples_per_second=1.0,
+        parameters_millions=1.0,
+    )  # fmt: skip
     found = Predicted(
         model=model, image_size=224, layout="contiguous", family="vit", expected=expected,
         safe=expected * 9 // 10 if safe is None else safe, at_most=expected + 1,
@@ -85,3 +89,10 @@ def test_the_error_within_brackets_is_recovered() -> None:
     summary = summarize(rows)
     assert summary["mean_ln_error"] == pytest.approx(0.05, abs=0.01)
     assert summary["spread_ln_error"] == pytest.approx(0.02, abs=0.01)
+
+
+def test_another_model_under_the_published_name_is_not_predicted() -> None:
+    """timm 1.0.31 makes resnext101_32x8d of the name ig_resnext101_32x48d."""
+    row = next(row for row in published() if row.model == "resnet18")
+    found = predict(dataclasses.replace(row, parameters_millions=2 * row.parameters_millions))
+    assert found.error == "ValueError: timm makes another model of this name: 11.69 M parameters"
