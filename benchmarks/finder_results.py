@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from benchmarks import markdown
 from benchmarks.peers import PEERS
 from benchmarks.trial_phases import PARTS, PHASES
 
@@ -159,7 +160,7 @@ def _figures(rows: Sequence[Row], ours: Sequence[Row], aim: float) -> dict[str, 
 
 
 def _aim(aim: float, ratio: float) -> str:
-    return f"aim ≤ {aim}: missed" if round(ratio, 2) > aim else f"aim ≤ {aim}"
+    return markdown.aim(f"aim ≤ {aim}", round(ratio, 2) > aim)
 
 
 def sentences(figures: dict[str, Any]) -> str:
@@ -195,7 +196,7 @@ def answers_table(rows: Sequence[Row]) -> str:
     for case in dict.fromkeys(key[:-1] for key in single):
         row_of = {name: single[*case, name] for name in finders if (*case, name) in single}
         lines.append([next(iter(row_of.values())).title, *(_cell(row_of[n]) if n in row_of else "" for n in finders)])
-    return _table(["model, precision", *finders], lines)
+    return markdown.table(["model, precision", *finders], lines)
 
 
 def _cell(row: Row) -> str:
@@ -244,7 +245,7 @@ def several_table(rows: Sequence[Row]) -> str:
             ]
         )
     heading = ["model", "max batches", "proven after (whole command)", "for each precision", "of Lightning's binsearch"]
-    return _table(heading, lines)
+    return markdown.table(heading, lines)
 
 
 def seconds_table(rows: Sequence[Row]) -> str:
@@ -273,13 +274,8 @@ def seconds_table(rows: Sequence[Row]) -> str:
     lines += [line("**to the proven answer**", lambda run: run.answer_seconds)]
     lines += [line("**whole command**", lambda run: run.command_seconds)]
     lines += [line(f"trials to the proof: {name}", part(name)) for name in PARTS]
-    return _table(["seconds", *kinds], lines)
+    return markdown.table(["seconds", *kinds], lines)
 
 
 def _distinct(values: Iterable[int]) -> str:
     return "/".join(str(value) for value in sorted(set(values)))
-
-
-def _table(headings: list[str], lines: list[list[str]]) -> str:
-    rows = [headings, ["---"] * len(headings), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

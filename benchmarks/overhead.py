@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import processes
+from benchmarks import markdown, processes
 
 RESULTS = Path(__file__).parent / "results"
 WARM_UP_STEPS = 20
@@ -279,15 +279,14 @@ def ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = ["| training | " + " | ".join(WAYS) + " |", "|---" * (len(WAYS) + 1) + "|"]
+    rows = []
     for found in result["cases"]:
-        cells = []
+        case, cells = found["case"], []
         for way in WAYS:
             speeds = [run["steps_per_second"] for run in found["runs"][way]]
             cells.append(f"{statistics.median(speeds):,.0f} steps/s, {found['ratios'][way]:.2f} ×")
-        case = found["case"]
-        lines.append(f"| {case['name']}, batch {case['batch_size']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([f"{case['name']}, batch {case['batch_size']}", *cells])
+    return markdown.table(["training", *WAYS], rows)
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from amp_track.config.cli_params import Flag  # noqa: E402
 from amp_track.config.commands import FLAGS  # noqa: E402
 from amp_track.config.precisions import BY_NAME  # noqa: E402
 from amp_track.records import errors  # noqa: E402
-from benchmarks import finder_results, growth, overhead, server, startup, trials  # noqa: E402
+from benchmarks import finder_results, growth, markdown, overhead, server, startup, trials  # noqa: E402
 from benchmarks.faults import faults  # noqa: E402
 from benchmarks.faults import results as fault_results  # noqa: E402
 from benchmarks.gpu import stages, tables  # noqa: E402
@@ -190,13 +190,13 @@ def trials_table(device: str) -> None:
             [
                 "a trial without its job: MLflow and Optuna on SQLite",
                 f"{result['trial_overhead_seconds_median']:.3f} s",
-                _aim("≤ 0.05 s", result["trial_overhead_seconds_median"] > 0.05),
+                markdown.aim("≤ 0.05 s", result["trial_overhead_seconds_median"] > 0.05),
             ],
             ["the same in CPU time", f"{result['trial_overhead_cpu_seconds_median']:.3f} s", ""],
             [
                 "a fresh process for a job, after the first",
                 f"{result['fresh_process_seconds_median']:.3f} s",
-                _aim(aim, result["fresh_process_seconds_median"] > limit),
+                markdown.aim(aim, result["fresh_process_seconds_median"] > limit),
             ],
             ["the plot of its curves, drawn during the next job", f"{result['plot_seconds_median']:.3f} s", ""],
             [
@@ -216,9 +216,11 @@ def startup_table(device: str) -> None:
     for precision, found in result["precisions"].items():
         ours, theirs = (f"{found['seconds_median'][name]:.1f} s" for name in ("amp-track train", "bare script"))
         ratio = found["ratio_median"]
-        rows.append([f"the digits, {precision}", ours, theirs, f"{ratio:.2f} ×", _aim("≤ 0.75 ×", ratio > 0.75)])
+        rows.append(
+            [f"the digits, {precision}", ours, theirs, f"{ratio:.2f} ×", markdown.aim("≤ 0.75 ×", ratio > 0.75)]
+        )
     first = result["first_line_seconds_median"]
-    rows.append(["first line on a terminal", f"{first:.2f} s", "", "", _aim("≤ 1 s", first > 1)])
+    rows.append(["first line on a terminal", f"{first:.2f} s", "", "", markdown.aim("≤ 1 s", first > 1)])
     _print_table(["", "amp-track train", "bare script", "ratio (median of pairs)", "aim"], rows)
     print(f"\n*{_made_on(result, 'torch', 'mlflow')}, {_repeats(result)}*")
 
@@ -229,7 +231,7 @@ def start_table(device: str) -> None:
     rows = []
     for name, aim in startup.STARTS.items():
         found = result["seconds_median"][name]
-        rows.append([name, f"{found:.2f} s", _aim(f"≤ {aim:g} s", found > aim) if aim is not None else ""])
+        rows.append([name, f"{found:.2f} s", markdown.aim(f"≤ {aim:g} s", found > aim) if aim is not None else ""])
     _print_table(["", "measured", "aim"], rows)
     print(f"\n*{_made_on(result, 'torch', 'mlflow')}, {_repeats(result)}*")
 
@@ -243,7 +245,7 @@ def server_table(device: str) -> None:
         f"{result['steps']:,} steps",
         *seconds,
         ratios,
-        _aim(f"≤ {server.AIM} ×", result["ratio_median"] > server.AIM),
+        markdown.aim(f"≤ {server.AIM} ×", result["ratio_median"] > server.AIM),
     ]
     _print_table(["", *server.WAYS, "ratio (median of pairs)", "aim"], [row])
     print(f"\n*{_made_on(result, 'torch', 'mlflow')}, {_repeats(result)}*")
@@ -424,7 +426,7 @@ def command_page(name: str) -> str:
             panels.setdefault(getattr(each, "rich_help_panel", None) or "Options", []).append(each)
     for panel, options in panels.items():
         rows = [_described(each, flags) for each in options]
-        lines += ["", f"## {panel}", "", *_table(["flag", "what it does", "default"], rows)]
+        lines += ["", f"## {panel}", "", markdown.table(["flag", "what it does", "default"], rows)]
     return "\n".join(lines).replace("\\|", "|") + "\n"  # Python-Markdown splits no cell within code
 
 
@@ -499,10 +501,6 @@ def _repeats(result: dict[str, Any]) -> str:
     return f"n={result['n']}" + (", medians" if result["n"] > 1 else "")
 
 
-def _aim(aim: str, is_missed: bool) -> str:
-    return f"{aim}: missed" if is_missed else aim
-
-
 def _result(name: str) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
     return result
@@ -517,12 +515,7 @@ def _made_on(record: dict[str, Any], *packages: str) -> str:
 
 
 def _print_table(headings: list[str], rows: list[list[str]]) -> None:
-    print(*_table(headings, rows), sep="\n")
-
-
-def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
-    body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings), *body]
+    print(markdown.table(headings, rows))
 
 
 def main() -> None:

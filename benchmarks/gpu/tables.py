@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_track.records.units import format_bytes
+from benchmarks import markdown
 from benchmarks.gpu.results import Row, Status, read_rows
 
 _PREDICTED = ("allocated_over_measured", "reserved_over_measured", "reserved_with_workspaces_over_measured")
@@ -31,11 +32,6 @@ def stage_tables(stage: str, results: Path) -> str:
     return "\n\n".join(found)
 
 
-def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head, *body = ("| " + " | ".join(text.replace("|", "/") for text in line) + " |" for line in (headings, *lines))
-    return "\n".join([head, "|" + "---|" * len(headings), *body])
-
-
 def _values(*names: str) -> Callable[[Sequence[Row]], str]:
     """Return a table of one line per row and one column per value, or its status in the first of them."""
 
@@ -46,7 +42,7 @@ def _values(*names: str) -> Callable[[Sequence[Row]], str]:
 
     headings = ["", *(name.replace("_", " ") for name in names)]
     order = partial(re.sub, r"\d+", lambda number: number[0].zfill(6))  # width 64 before width 256
-    return lambda rows: _table(headings, sorted(map(line, rows), key=lambda cells: order(cells[0])))
+    return lambda rows: markdown.table(headings, sorted(map(line, rows), key=lambda cells: order(cells[0])))
 
 
 def _format(name: str, value: Any) -> str:
@@ -68,7 +64,11 @@ def _memory_plan(rows: Sequence[Row]) -> str:
     """Return the errors of each step, and their median and largest without sign."""
     errors = {name: [abs(ratio - 1) for row in rows if (ratio := row.values.get(name))] for name in _PREDICTED}
     lines = [[name, f"{statistics.median(found):.1%}", f"{max(found):.1%}"] for name, found in errors.items() if found]
-    return _values(*_PREDICTED, "status")(rows) + "\n\n" + _table([f"{len(rows)} steps", "median", "largest"], lines)
+    return (
+        _values(*_PREDICTED, "status")(rows)
+        + "\n\n"
+        + markdown.table([f"{len(rows)} steps", "median", "largest"], lines)
+    )
 
 
 _TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
