@@ -249,7 +249,7 @@ def is_slow(snippet: Snippet) -> bool:
 
 def run_python(snippet: Snippet) -> None:
     names = names_of_a_reader()
-    if snippet.page == "amp-step.md" and "noise, real in loader" in snippet.text:
+    if snippet.page == "gan.md" and "noise, real in loader" in snippet.text:
         names["loader"] = [(torch.randn(4, 6), torch.randn(4, 6))]
     text = snippet.text
     for large, smaller in SMALLER.items():

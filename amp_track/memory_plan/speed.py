@@ -1,4 +1,4 @@
-"""Estimate the time of a training step, roughly, from its trace and a GPU's peak rates: docs/plan-validation.md."""
+"""Estimate the time of a training step, roughly, from its trace and a GPU's peak rates: docs/plan-speed.md."""
 
 from __future__ import annotations
 

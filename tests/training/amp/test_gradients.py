@@ -82,7 +82,7 @@ def train_in_a_plain_loop(gan: Gan, precision: str) -> list[float]:
 
 def test_the_gan_of_the_docs_is_the_plain_loop_to_the_bit() -> None:
     ours, plain = Gan(), Gan()
-    page = (ROOT / "docs" / "amp-step.md").read_text()
+    page = (ROOT / "docs" / "gan.md").read_text()
     (loop,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "d_step(" in block)
     batches = [ours.batch(number) for number in range(UPDATES)]
     names = {

@@ -1,4 +1,4 @@
-"""The recipes of docs/amp-step.md train as the same plain PyTorch loop does, bit by bit."""
+"""The recipes of docs/gan.md train as the same plain PyTorch loop does, bit by bit."""
 
 import pytest
 import torch
