@@ -74,7 +74,8 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
     """Make every tensor within the block fake: with shape, strides and dtype, but without memory.
 
     Relies on `FakeTensorMode`, which torch.compile traces with. Three things are patched. It cannot deepcopy itself or
-    its tensors, which models built with `copy.deepcopy` need, such as `nn.TransformerEncoder`. Its memo of tensors
+    its tensors, which models built with `copy.deepcopy` need, such as `nn.TransformerEncoder`, nor small constants
+    with values, such as the counter of a batch norm. Its memo of tensors
     holds weak references, so that `model.to(memory_format=…)` cannot swap them (pytorch#178584).
     `nn.init.trunc_normal_` draws until no value is too large, which needs values (torch 2.15).
     """
@@ -85,6 +86,12 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             memo[id(tensor)] = torch.nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
         return memo[id(tensor)]  # type: ignore[no-any-return]
+
+    copy_values = Tensor.__deepcopy__
+
+    def copied_with_values(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+        with _disable_current_modes():
+            return copy_values(tensor, memo)  # type: ignore[no-any-return, no-untyped-call]
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     swap = torch.utils.swap_tensors
@@ -100,6 +107,7 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
         mock.patch.object(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **kwargs: tensor),
         mock.patch.object(FakeTensorMode, "__deepcopy__", lambda self, memo: self, create=True),
         mock.patch.object(FakeTensor, "__deepcopy__", copied, create=True),
+        mock.patch.object(Tensor, "__deepcopy__", copied_with_values),
         mode,
     ):
         yield mode

@@ -143,8 +143,8 @@ def cannot_be_planned(error: Exception, target: str) -> BadInput:
             "and linspace) by torch.where, a sum or Python numbers, or measure with amp-track max-batch."
         )
     return BadInput(
-        f"{where}: the training step fails on tensors without values: {summary(error)}. Fix it if it also fails on "
-        "real tensors, or measure with amp-track max-batch.",
+        f"{where}: the training step fails on tensors without values: {summary(error).rstrip('.')}. Fix it if it also "
+        "fails on real tensors, or measure with amp-track max-batch.",
         detail=users_traceback(error),
     )
 

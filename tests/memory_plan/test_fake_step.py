@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import logging
@@ -138,6 +139,7 @@ PATCHED = [
     (torch_internals.torch_optimizer, "_foreach_supported_types"),
     (torch_internals.torch_optimizer, "_get_foreach_kernels_supported_devices"),
     (torch_internals.FakeTensor, "__deepcopy__"),
+    (torch.Tensor, "__deepcopy__"),
     (torch_internals.FakeTensorMode, "__deepcopy__"),
     (logging.getLogger("torch._subclasses.fake_tensor"), "disabled"),
 ]
@@ -161,6 +163,23 @@ def test_everything_is_as_before_afterwards(act: str) -> None:
     except RuntimeError:
         assert act != "relu"
     assert state() == before
+
+
+class Teacher(nn.Module):
+    """A student and a copy of it with a batch norm, as in mean teacher, BYOL and MoCo."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.teacher = copy.deepcopy(self.student)
+
+
+def test_a_model_that_copies_its_batch_norm_is_built() -> None:
+    with torch_internals.fake_tensors(), torch_internals.SmallConstants():
+        model = Teacher()
+    student, teacher = (dict(part.state_dict()) for part in (model.student, model.teacher))
+    assert {name: each.shape for name, each in student.items()} == {name: each.shape for name, each in teacher.items()}
+    assert all(student[name] is not teacher[name] for name in student)
 
 
 def made_by(trace: StepTrace, operation: str) -> list[int]:
