@@ -40,6 +40,11 @@ def check_reference(workload: str) -> None:
     if library_of_model(workload) is not None:
         _check_named_model(workload)
         return
+    if colon and module.endswith(".py"):
+        raise BadInput(
+            f"{workload}: a file has no name after a colon. Use {module}, which must hold one Workload, or "
+            f"{Path(module).stem}:{name} for a class or a function."
+        )
     hint = f"Write one to start from: {init_command()}."
     if colon and not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
         raise BadInput(

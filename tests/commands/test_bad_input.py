@@ -49,6 +49,7 @@ ARGUMENTS = [
     (["dtypes", DIGITS, "--batch-size", "auto"], "--batch-size: got 'auto', expected a whole number of 1 or more"),
     (["dtypes", DIGITS, "--epochs", "2"], "No such option: --epochs"),
     (["max-batch", ":"], "WORKLOAD: got :, expected package.module:Class or a Python file"),
+    (["plan", "train.py:Net"], "Use train.py, which must hold one Workload, or train:Net for a class or a function"),
     (["plan", "..:Digits"], "got ..:Digits, expected package.module:Class"),
     (["max-batch", "x" * 300], "file not found"),
     (["max-batch", "a\nb\x1b[31m"], r"a\nb\x1b[31m: file not found"),
