@@ -8,14 +8,13 @@ in MLflow on SQLite; Lightning logs the loss to the same store every step or eve
 medians. In all of them glibc keeps freed memory: otherwise the same loop takes 2.6 or 5.4 ms per step, depending on the
 layout of its heap.
 
-Writes benchmarks/results/overhead-<device>.json and prints it as a Markdown table.
+Writes benchmarks/results/overhead-<device>.json after each training, and prints it as a Markdown table.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import json
 import os
 import statistics
@@ -23,12 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import markdown, processes
+from benchmarks import markdown, processes, provenance
 
 RESULTS = Path(__file__).parent / "results"
 WARM_UP_STEPS = 20
@@ -61,7 +60,7 @@ DIGITS = "experiments/digits.py"
 CASES = {
     "cpu": [
         Case("tiny MLP, amp", "benchmarks.models:Mlp", "amp", 64, 3000),
-        Case("digits CNN, amp", DIGITS, "amp", 12, 600),
+        Case("digits CNN, amp", DIGITS, "amp", 12, 300),
         Case("digits CNN, bf16", DIGITS, "bf16", 64, 600),
     ],
     "cuda": [
@@ -241,14 +240,13 @@ def in_own_process(case: Case, way: str) -> dict[str, Any]:
     return result
 
 
-def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
-    import lightning as peer
-    import mlflow
-    import torch
+def measure(cases: list[Case], repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the record of the cases measured so far, after each case."""
+    from amp_track.config.job import Job
+    from amp_track.runner.runner import JobRunner
 
-    from amp_track.training.devices.open import open_device
-
-    found = []
+    result = provenance.provenance(JobRunner(DIGITS).inspect(Job(workload=DIGITS, device=cases[0].device)))
+    result |= {"versions": result["versions"] | provenance.versions("lightning"), "n": repeats, "cases": []}
     for case in cases:
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         for repeat in range(repeats):
@@ -256,18 +254,8 @@ def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
             for way in order:
                 runs[way].append(in_own_process(case, way))
                 print(f"{case.name}: {way}: {runs[way][-1]['steps_per_second']:.0f} steps/s", file=sys.stderr)
-        found.append({"case": dataclasses.asdict(case), "runs": runs, "ratios": ratios(runs)})
-    return {
-        "date": datetime.date.today().isoformat(),
-        "device": open_device(cases[0].device).hardware().name,
-        "cores": os.cpu_count(),
-        "versions": {
-            "python": sys.version.split()[0], "torch": torch.__version__, "mlflow": mlflow.__version__,
-            "lightning": peer.__version__, "cuda": torch.version.cuda if cases[0].device != "cpu" else None,
-        },
-        "n": repeats,
-        "cases": found,
-    }  # fmt: skip
+        result["cases"].append({"case": dataclasses.asdict(case), "runs": runs, "ratios": ratios(runs)})
+        yield result
 
 
 def ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
@@ -299,9 +287,9 @@ def main() -> None:
         way, case = arguments.one
         print(json.dumps(WAYS[way](Case(**json.loads(case)))))
         return
-    result = measure(CASES[arguments.device], arguments.repeats)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"overhead-{arguments.device}.json").write_text(json.dumps(result, indent=2) + "\n")
+    for result in measure(CASES[arguments.device], arguments.repeats):
+        (RESULTS / f"overhead-{arguments.device}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(table(result))
 
 
