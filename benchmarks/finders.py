@@ -46,10 +46,9 @@ from benchmarks.finder_results import (
 )
 from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
 from benchmarks.processes import busy_loops
-from benchmarks.provenance import provenance, versions
+from benchmarks.provenance import RESULTS, provenance, versions
 from benchmarks.trial_phases import end_of_proof, seconds_by_part, seconds_by_phase, timed_trials
 
-RESULTS = Path(__file__).parent / "results"
 BUDGETS_MIB = {"Cnn": 512, "Transformer": 256, "Lstm": 128, "UNet": 512, "ResNet18": 512}
 """Budgets on a CPU: the max batches are one to a few hundred samples, which a laptop trains in seconds."""
 COMMANDS = {"cpu": "fp32,bf16,fp32+amp+bf16", "cuda": "fp32,tf32,amp,bf16,fp32+amp+bf16"}

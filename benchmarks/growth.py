@@ -31,17 +31,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
 from amp_track.runner.fork_server import REQUIRED_MODULES, STEP_MODULES
 from amp_track.runner.runner import JobRunner
-from benchmarks import processes, provenance
+from benchmarks import markdown, processes, provenance
 
 DIGITS = str(processes.ROOT / "experiments" / "digits.py")
-RESULTS = Path(__file__).parent / "results"
 MEBIBYTE = 2**20
 FEW, MORE = 3, 6
 """The number of real trainings before and after the copies."""
@@ -329,10 +325,7 @@ def measure(counts: list[int], repeats: int, workers: int) -> dict[str, Any]:
 
 def child(folder: Path, what: str, count: int = 0) -> Any:
     """Run one step of the benchmark in a separate process and return its output."""
-    command = [sys.executable, "-m", "benchmarks.growth", "--child", what, str(count)]
-    environment = os.environ | processes.ENVIRONMENT
-    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
+    return processes.json_of("benchmarks.growth", "--child", what, str(count), folder=folder)
 
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -356,14 +349,12 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 """Functions from a row to its cell, by heading."""
 
 
-def show(result: dict[str, Any]) -> None:
-    """Print the result as a table."""
-    table = Table(title=f"{provenance.sentence(result)}, n={result['n']}, medians")
-    for heading in COLUMNS:
-        table.add_column(heading, justify="right")
-    for row in result["rows"]:
-        table.add_row(*(cell(row) for cell in COLUMNS.values()))
-    Console(width=120).print(table)
+def table(result: dict[str, Any]) -> str:
+    """Return the cost of a study as it grows: a column for each number of trials."""
+    (heading, trials), *measures = COLUMNS.items()
+    headings = [heading, *map(trials, result["rows"])]
+    rows = [[name, *map(cell, result["rows"])] for name, cell in measures]
+    return markdown.table(headings, rows) + provenance.caption(result, "torch")
 
 
 def main() -> None:
@@ -387,9 +378,8 @@ def main() -> None:
         print(json.dumps(done))
         return
     result = measure([int(count) for count in arguments.counts.split(",")], arguments.repeats, arguments.workers)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "growth-cpu.json").write_text(json.dumps(result, indent=2) + "\n")
-    show(result)
+    provenance.write("growth-cpu", result)
+    print(table(result))
 
 
 if __name__ == "__main__":

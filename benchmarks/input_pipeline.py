@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import statistics
 import tempfile
@@ -32,10 +31,10 @@ from amp_track.records.result import JobResult
 from amp_track.runner.runner import JobRunner
 from amp_track.targets.workload import load_workload
 from amp_track.training.data import Batches
-from benchmarks.provenance import provenance, sentence
+from benchmarks import markdown
+from benchmarks.provenance import provenance, sentence, write
 
 CALTECH256 = str(Path(__file__).parent.parent / "experiments" / "caltech256.py")
-RESULTS = Path(__file__).parent / "results"
 CLASSES = 8
 
 
@@ -129,23 +128,22 @@ def speed(job_results: list[JobResult]) -> float:
 
 
 def table(result: dict[str, Any]) -> str:
-    most = str(worker_counts()[-1])
-    lines = [f"{sentence(result)}; n={result['n']}, batch {result['batch_size']}, medians, images/s", ""]
-    lines += ["| loading only, workers | " + " | ".join(result["loading_images_per_second"]) + " |"]
-    lines += ["|---" * (len(result["loading_images_per_second"]) + 1) + "|"]
-    lines += [
-        "| images/s | " + " | ".join(f"{x:,.0f}" for x in result["loading_images_per_second"].values()) + " |",
-        "",
-    ]
-    lines += [f"| training | on synthetic batches | on files, 0 workers (waited) | on files, {most} workers (waited) |"]
-    lines += ["|---|---|---|---|"]
+    """Return images/s of loading alone, and of training with 0 workers and the most that were tried."""
+    loading = result["loading_images_per_second"]
+    workers = [f"{count} worker{'' if count == '1' else 's'}" for count in loading]
+    alone = markdown.table(
+        ["images/s", *workers], [["loading alone", *(f"{speed:,.0f}" for speed in loading.values())]]
+    )
+    most = [count for count in loading if count != "0" and count in next(iter(result["training"].values()))]
+    rows = []
     for precision, found in result["training"].items():
-        cells = [
-            f"{found[workers]['images_per_second']:,.1f} ({found[workers]['waited_fraction']:.0%})"
-            for workers in ("0", most)
-        ]
-        lines.append(f"| {precision} | {found['synthetic']:,.1f} | {cells[0]} | {cells[1]} |")
-    return "\n".join(lines)
+        loaded = [found[count] for count in ("0", *most)]
+        cells = [f"{run['images_per_second']:,.1f} ({run['waited_fraction']:.0%})" for run in loaded]
+        rows.append([precision, f"{found['synthetic']:,.1f}", *cells])
+    headings = ["training, images/s (part of the time spent waiting)", "images that are in memory already"]
+    training = markdown.table([*headings, "0 workers", *(f"{count} workers" for count in most)], rows)
+    caption = f"*{sentence(result, 'torch', 'torchvision')}, n={result['n']}, medians, batch {result['batch_size']}*"
+    return "\n\n".join([alone, training, caption])
 
 
 def main() -> None:
@@ -156,9 +154,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each (default 3)")
     arguments = parser.parse_args()
     result = measure(arguments.device, arguments.images, arguments.batch_size, arguments.repeats)
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"input-pipeline-{arguments.device.replace(':', '')}.json"
-    file.write_text(json.dumps(result, indent=2) + "\n")
+    write(f"input-pipeline-{arguments.device.replace(':', '')}", result)
     print(table(result))
 
 

@@ -21,7 +21,6 @@ import argparse
 import dataclasses
 import datetime
 import hashlib
-import json
 import os
 import pickle
 import re
@@ -33,17 +32,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from scipy import stats
 
 from amp_track.memory_plan.gpus import RATES
 from amp_track.memory_plan.speed import EFFICIENCY, MOVED_PER_ALLOCATED, allocated_bytes, samples_per_second
 from amp_track.records.plan import StepTrace
-from benchmarks import provenance
+from benchmarks import markdown, provenance
 from benchmarks.plan_validation import Published, family_of, published
 
-RESULT = Path(__file__).parent / "results" / "plan-speed.json"
 PEAK = RATES["GeForce RTX 3090"]
 A100_80, A100_40, V100 = "NVIDIA A100 80GB", "NVIDIA A100 40GB", "Tesla V100 16GB"
 NVIDIA = (
@@ -218,24 +214,18 @@ def nvidia() -> Iterator[dict[str, Any]]:
         }
 
 
-def show(result: dict[str, Any]) -> Table:
-    table = Table(title="estimated training speed of timm models, RTX 3090, amp")
-    for column in ("estimate", "rows of", "rows", "models", "median error", "90 %", "within 1.5 ×", "rank correlation"):
-        table.add_column(column)
-    for model, parts in result.items():
-        for part, each in parts.items():
-            if isinstance(each, dict):
-                table.add_row(
-                    model,
-                    part,
-                    str(each["rows"]),
-                    str(each["models"]),
-                    f"{each['median_error']:.2f} ×",
-                    f"{each['p90_error']:.2f} ×",
-                    f"{each['within_1.5']:.0%}",
-                    f"{each['rank_correlation']:.2f}",
-                )
-    return table
+def table(result: dict[str, Any]) -> str:
+    headings = ["estimate", "rows of", "rows", "models", "median error", "90 %", "within 1.5 ×", "rank correlation"]
+    rows = [
+        [
+            model, part, str(each["rows"]), str(each["models"]), f"{each['median_error']:.2f} ×",
+            f"{each['p90_error']:.2f} ×", f"{each['within_1.5']:.0%}", f"{each['rank_correlation']:.2f}",
+        ]
+        for model, parts in result.items()
+        for part, each in parts.items()
+        if isinstance(each, dict)
+    ]  # fmt: skip
+    return markdown.table(headings, rows)
 
 
 def main() -> None:
@@ -254,8 +244,8 @@ def main() -> None:
         "timm, RTX 3090, amp": result,
         "NVIDIA": list(nvidia()),
     }
-    RESULT.write_text(json.dumps(record, indent=1) + "\n")
-    Console(width=160).print(show(result))
+    provenance.write("plan-speed", record)
+    print(table(result))
     for key in ("efficiency_in_use", "efficiency_by_all_rows"):
         print(key, record[key])
     for each in record["NVIDIA"]:

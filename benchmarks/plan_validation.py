@@ -20,7 +20,6 @@ import dataclasses
 import datetime
 import functools
 import hashlib
-import json
 import math
 import multiprocessing
 import os
@@ -30,21 +29,18 @@ import time
 import warnings
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from pydantic import TypeAdapter
 from scipy import optimize, stats
 
-from benchmarks import provenance
+from benchmarks import markdown, provenance
 
-FOLDER = Path(__file__).parent
-DATA = FOLDER / "data" / "timm_train_amp_rtx3090.csv"
-PREDICTIONS = FOLDER / "results" / "plan-validation.csv"
-SUMMARY = FOLDER / "results" / "plan-validation.json"
+DATA = Path(__file__).parent / "data" / "timm_train_amp_rtx3090.csv"
+PREDICTIONS = provenance.RESULTS / "plan-validation.csv"
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 GPU = "RTX 3090"
 _ROWS_OF_A_PROCESS = 20
@@ -196,22 +192,8 @@ def predictions() -> dict[tuple[str, int, str], Predicted]:
     if not PREDICTIONS.exists():
         return {}
     with PREDICTIONS.open() as file:
-        found = [
-            Predicted(
-                model=row["model"],
-                image_size=int(row["image_size"]),
-                layout=row["layout"],
-                family=row["family"],
-                expected=int(row["expected"]),
-                safe=int(row["safe"]),
-                at_most=int(row["at_most"]),
-                hole=int(row["hole"]) if row["hole"] else None,
-                seconds=float(row["seconds"]),
-                error=row["error"],
-            )
-            for row in csv.DictReader(file)
-        ]
-    return {each.key: each for each in found}
+        rows = [row | {"hole": row["hole"] or None} for row in csv.DictReader(file)]
+    return {each.key: each for each in TypeAdapter(list[Predicted]).validate_python(rows)}
 
 
 def run(rows: Sequence[Published], *, processes: int, traces: Path | None) -> None:
@@ -338,20 +320,45 @@ def rows_to_predict(models: int | None) -> Iterator[Published]:
             yield row
 
 
-def show(summary: dict[str, Any]) -> Iterable[Table]:
-    overall = Table(title="memory plan of timm models, RTX 3090, amp")
-    overall.add_column("")
-    overall.add_column("", justify="right")
-    for name, value in summary.items():
-        if isinstance(value, dict) and "of" in value:
-            value = f"{value['count']} of {value['of']} ({value['low']:.1%} to {value['high']:.1%})"
-        if isinstance(value, int | float | str):
-            overall.add_row(name.replace("_", " "), str(value))
-    yield overall
-    families = Table("family", "inside", "rows", title="by module of timm")
-    for family, (inside, total) in summary["families"].items():
-        families.add_row(family, str(inside), str(total))
-    yield families
+def table(summary: dict[str, Any]) -> str:
+    """Return the error rates of predictions, and the rest of the summary in sentences."""
+    names = {
+        "expected_too_high": "expected batch too high",
+        "expected_too_low": "expected batch too low",
+        "safe_fails": "safe batch that failed",
+        "safe_more_than_10_percent_below_a_batch_that_ran": "safe batch more than 10 % below one that ran",
+        "at_most_exceeded": "at-most batch below one that ran",
+    }
+    rates = [(shown, summary[name]) for name, shown in names.items()]
+    rows = [
+        [shown, f"{found['count']} of {found['of']}", f"{found['low']:.1%} to {found['high']:.1%}"]
+        for shown, found in rates
+    ]
+    torch = summary["versions"]["torch"].partition("+")[0]
+    mean, spread = f"{math.exp(summary['mean_ln_error']) - 1:+.1%}", f"{summary['spread_ln_error']:.1%}"
+    safe = f"{summary['safe_by_expected']:.0%}"
+    text = (
+        f"\n\n*timm {summary['versions']['timm']}, torch {torch}, {summary['date']}*\n\n"
+        f"In {summary['rows_inside']} of {summary['rows']} rows the expected batch lies between the one that ran and "
+        f"the one that failed.\nIt differs from the true one by {mean} on average, with a spread of {spread} (maximum "
+        f"likelihood, from the brackets).\nA safe batch is {safe} of the expected one in the median. "
+        f"{summary['rows_with_holes']} rows have a batch within a tenth below that is\npredicted not to fit."
+    )
+    if at_the_end := summary["rows_at_512"]:
+        below = summary["of_those_predicted_below_512"]
+        text += f"\n\nOf {at_the_end} rows at the end of the ladder, 512, {below} are predicted below it."
+    return markdown.table(["at one of two memory layouts", "models", "95 % interval"], rows) + text
+
+
+def misses_table(summary: dict[str, Any]) -> str:
+    """Return the predictions outside of their brackets, and the hits by family."""
+    layouts: dict[tuple[str, ...], list[str]] = {}
+    for model, size, layout, *batches in sorted(summary["misses"]):
+        layouts.setdefault((f"`{model}`", str(size), *map(str, batches)), []).append(layout.replace("_", "-"))
+    rows = [[*row, " and ".join(of_row)] for row, of_row in layouts.items()]
+    families = [f"{family} {inside} of {total}" for family, (inside, total) in summary["families"].items()]
+    headings = ["model", "image", "ran", "failed", "expected", "safe", "layout"]
+    return f"{markdown.table(headings, rows)}\n\nRows inside, by module of timm: {', '.join(families)}."
 
 
 def main() -> None:
@@ -375,9 +382,8 @@ def main() -> None:
         "published": f"{len(published())} rows",
         **summary,
     }
-    SUMMARY.write_text(json.dumps(record, indent=1) + "\n")
-    for table in show(summary):
-        Console().print(table)
+    provenance.write("plan-validation", record)
+    print(table(record), misses_table(record), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""The environment of processes that benchmarks measure, a timer for them, and processes that compute beside them."""
+"""Processes that benchmarks measure: their environment, timers, comparisons in turns, and busy loops beside them."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
@@ -26,6 +29,31 @@ def seconds_of(command: list[str], folder: Path) -> float:
     if done.returncode != 0:
         raise RuntimeError(f"{command} exited with code {done.returncode}: {done.stderr[-2000:]}")
     return seconds
+
+
+def json_of(module: str, *arguments: str, folder: str | Path) -> Any:
+    """Run a module in a folder, in a fresh process, and return the JSON that it prints."""
+    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+    done = subprocess.run(command, cwd=folder, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def compared(ways: Mapping[str, Callable[[], float]], repeats: int, *, over: str) -> dict[str, Any]:
+    """Measure the seconds of two ways in turns, every other time in reverse order.
+
+    Returns the seconds and their medians, the ratios of each pair to the way `over`, and their median.
+    """
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for repeat in range(repeats):
+        for way in ways if repeat % 2 == 0 else reversed(list(ways)):
+            seconds[way].append(ways[way]())
+            print(f"{way}: {seconds[way][-1]:.2f} s", file=sys.stderr)
+    (other,) = ways.keys() - {over}
+    ratios = [each / of_over for each, of_over in zip(seconds[other], seconds[over], strict=True)]
+    medians = {way: statistics.median(of_way) for way, of_way in seconds.items()}
+    return {
+        "seconds": seconds, "seconds_median": medians, "ratios": ratios, "ratio_median": statistics.median(ratios)
+    }  # fmt: skip
 
 
 @contextlib.contextmanager

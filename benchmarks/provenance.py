@@ -1,14 +1,30 @@
-"""The provenance of a result: every number names its device, versions and date."""
+"""The files of results, and the provenance of each: every number names its device, versions and date."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import importlib.metadata
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 from amp_track.config.inspection import Inspection
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def write(name: str, result: dict[str, Any]) -> None:
+    """Write benchmarks/results/<name>.json."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return the content of benchmarks/results/<name>.json."""
+    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return result
 
 
 def provenance(found: Inspection) -> dict[str, Any]:
@@ -31,9 +47,15 @@ def versions(*names: str) -> dict[str, str | None]:
     return found
 
 
-def sentence(result: dict[str, Any]) -> str:
-    """Format a provenance: `AMD EPYC, 2 cores, torch 2.15.0, 2026-11-21`."""
-    driver = [f"driver {result['driver']}"] if result["driver"] else []
-    versions = result["versions"]
-    parts = [result["device"], *driver, f"{result['cores']} cores", f"torch {versions['torch']}"]
-    return ", ".join([*parts, f"torchvision {versions['torchvision']}", result["date"]])
+def sentence(result: dict[str, Any], *packages: str) -> str:
+    """Format a provenance with some versions, or all: `AMD EPYC, 2 cores, torch 2.15.0, 2026-11-21`."""
+    driver = [f"driver {result['driver']}"] if result.get("driver") else []
+    cores = [f"{result['cores']} cores"] if "cores" in result else []
+    named = [f"{name} {result['versions'][name]}" for name in packages or result["versions"]]
+    return ", ".join([result["device"], *driver, *cores, *named, result["date"]])
+
+
+def caption(result: dict[str, Any], *packages: str) -> str:
+    """Format the line below a table: its provenance, and the number of repeats."""
+    repeats = f"n={result['n']}" + (", medians" if result["n"] > 1 else "")
+    return f"\n\n*{sentence(result, *packages)}, {repeats}*"

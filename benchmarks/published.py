@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +41,7 @@ from benchmarks.claims import (
     training_memory,
     training_time,
 )
-from benchmarks.provenance import provenance
-
-RESULTS = Path(__file__).parent / "results"
+from benchmarks.provenance import provenance, write
 
 
 @dataclass(frozen=True)
@@ -239,10 +236,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="trainings per claim, with different seeds (default 3)")
     arguments = parser.parse_args()
     result = measure(arguments.device, arguments.repeats)
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"published-{arguments.device.replace(':', '')}.json"
-    file.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    print(f"wrote {sum(map(len, result['rows'].values()))} claims into {file}; `make docs` shows them")
+    write(f"published-{arguments.device.replace(':', '')}", result)
+    print(f"{sum(map(len, result['rows'].values()))} claims; `make docs` shows them")
 
 
 if __name__ == "__main__":

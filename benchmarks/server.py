@@ -12,29 +12,26 @@ Writes benchmarks/results/server-cpu.json and prints it as a table. Compare the 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
+import functools
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks import processes, provenance
+from amp_track.config.job import Job
+from amp_track.runner.runner import JobRunner
+from benchmarks import markdown, processes, provenance
 from benchmarks.servers import running_server
 
 WORKLOAD = str(processes.ROOT / "experiments" / "mlp.py")
-RESULTS = Path(__file__).parent / "results"
 AIM = 1.1
 WAYS = ("SQLite file", "server")
 
 
-def timed(command: list[str]) -> float:
+def timed(command: list[str], store: str) -> float:
     """Run a command in an empty folder and return its seconds. Raises RuntimeError if records stay undelivered."""
     with tempfile.TemporaryDirectory() as folder:
-        seconds = processes.seconds_of(command, Path(folder))
+        seconds = processes.seconds_of([*command, "--tracking-uri", store], Path(folder))
         if left := [path.name for path in Path(folder).iterdir() if "outbox" in path.name]:
             raise RuntimeError(f"{command} left {left}")
     return seconds
@@ -42,33 +39,21 @@ def timed(command: list[str]) -> float:
 
 def measure(repeats: int, steps: int) -> dict[str, Any]:
     """Return the seconds of both ways, and the ratio of each pair."""
-    from amp_track.config.job import Job
-    from amp_track.runner.runner import JobRunner
-
-    result = provenance.provenance(JobRunner(WORKLOAD).inspect(Job(workload=WORKLOAD))) | {"n": repeats, "steps": steps}
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    found = provenance.provenance(JobRunner(WORKLOAD).inspect(Job(workload=WORKLOAD)))
     train = [sys.executable, "-m", "amp_track", "train", WORKLOAD, "--precision", "fp32", "--steps", str(steps)]
     with tempfile.TemporaryDirectory() as folder, running_server(Path(folder)) as server:
-        stores = {WAYS[0]: "sqlite:///mlflow.db", WAYS[1]: server.address}
-        for repeat in range(repeats):
-            for way in WAYS if repeat % 2 == 0 else reversed(WAYS):
-                seconds[way].append(timed([*train, "--tracking-uri", stores[way]]))
-                print(f"{way}: {seconds[way][-1]:.2f} s", file=sys.stderr)
-    ratios = [on_server / in_file for in_file, on_server in zip(*seconds.values(), strict=True)]
-    medians = {way: statistics.median(of_way) for way, of_way in seconds.items()}
-    return result | {
-        "seconds": seconds, "seconds_median": medians, "ratios": ratios, "ratio_median": statistics.median(ratios)
-    }  # fmt: skip
+        stores = zip(WAYS, ("sqlite:///mlflow.db", server.address), strict=True)
+        ways = {way: functools.partial(timed, train, store) for way, store in stores}
+        return found | {"n": repeats, "steps": steps} | processes.compared(ways, repeats, over=WAYS[0])
 
 
-def show(result: dict[str, Any]) -> None:
-    """Print the result as a table."""
-    table = Table(title=f"{provenance.sentence(result)}, n={result['n']}, medians")
-    for heading in ("training", *WAYS, "ratio", "goal"):
-        table.add_column(heading, justify="left" if heading == "training" else "right")
+def table(result: dict[str, Any]) -> str:
     seconds = [f"{result['seconds_median'][way]:.1f} s" for way in WAYS]
-    table.add_row(f"{result['steps']:,} steps", *seconds, f"{result['ratio_median']:.2f} ×", f"≤ {AIM} ×")
-    Console(width=100).print(table)
+    ratios = f"{result['ratio_median']:.2f} × ({min(result['ratios']):.2f} to {max(result['ratios']):.2f})"
+    aim = markdown.aim(f"≤ {AIM} ×", result["ratio_median"] > AIM)
+    headings = ["", *WAYS, "ratio (median of pairs)", "aim"]
+    rows = [[f"{result['steps']:,} steps", *seconds, ratios, aim]]
+    return markdown.table(headings, rows) + provenance.caption(result, "torch", "mlflow")
 
 
 def main() -> None:
@@ -78,9 +63,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000, help="steps of the training (default 4000)")
     arguments = parser.parse_args()
     result = measure(arguments.repeats, arguments.steps)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "server-cpu.json").write_text(json.dumps(result, indent=2) + "\n")
-    show(result)
+    provenance.write("server-cpu", result)
+    print(table(result))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
+import functools
 import os
 import pty
 import sqlite3
@@ -33,13 +33,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks import processes, provenance
+from benchmarks import markdown, processes, provenance
 
 DIGITS = str(processes.ROOT / "experiments" / "digits.py")
-RESULTS = Path(__file__).parent / "results"
 PRECISIONS = ("fp32", "amp")
 AIM, FIRST_LINE_AIM = 0.75, 1.0
 MAX_BATCH = ["max-batch", DIGITS, "--memory-budget", "64MiB", "--precision", "fp32", "--study", "s"]
@@ -164,7 +160,7 @@ def measure_start(repeats: int) -> dict[str, Any]:
 
 
 def _provenance(repeats: int) -> dict[str, Any]:
-    from amp_track.config.job import Job
+    from amp_track.config.job import Job  # here, because the bare script is this module too
     from amp_track.runner.runner import JobRunner
 
     return provenance.provenance(JobRunner(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats}
@@ -173,20 +169,11 @@ def _provenance(repeats: int) -> dict[str, Any]:
 def measure_train(precisions: list[str], repeats: int) -> dict[str, Any]:
     """Return the seconds of both ways to train, at each precision."""
     found: dict[str, Any] = {}
-    first_lines = []
+    first_lines: list[float] = []
     for precision in precisions:
-        runs: dict[str, list[float]] = {name: [] for name in commands(precision)}
-        for repeat in range(repeats):
-            ways = list(commands(precision).items())
-            for name, command in ways if repeat % 2 == 0 else reversed(ways):
-                runs[name].append(timed(command))
-                print(f"{precision}: {name}: {runs[name][-1]:.2f} s", file=sys.stderr)
-            first_lines.append(first_line(commands(precision)["amp-track train"]))
-        ratios = [ours / theirs for ours, theirs in zip(runs["amp-track train"], runs["bare script"], strict=True)]
-        medians = {name: statistics.median(of_name) for name, of_name in runs.items()}
-        found[precision] = {
-            "seconds": runs, "seconds_median": medians, "ratios": ratios, "ratio_median": statistics.median(ratios)
-        }  # fmt: skip
+        ways = {name: functools.partial(timed, command) for name, command in commands(precision).items()}
+        found[precision] = processes.compared(ways, repeats, over="bare script")
+        first_lines += (first_line(commands(precision)["amp-track train"]) for _ in range(repeats))
     return _provenance(repeats) | {
         "precisions": found,
         "first_line_seconds": first_lines,
@@ -194,22 +181,27 @@ def measure_train(precisions: list[str], repeats: int) -> dict[str, Any]:
     }
 
 
-def show(result: dict[str, Any]) -> None:
-    start = result["start"]
-    table = Table(title=f"{provenance.sentence(start)}, n={start['n']}, medians")
-    for heading in ("start", "seconds", "goal"):
-        table.add_column(heading, justify="left" if heading == "start" else "right")
-    for name, aim in STARTS.items():
-        table.add_row(name, f"{start['seconds_median'][name]:.2f} s", f"≤ {aim:g} s" if aim is not None else "")
-    Console(width=100).print(table)
-    table = Table(title=f"{provenance.sentence(result)}, n={result['n']}, medians")
-    for heading in ("training", "amp-track train", "bare script", "ratio", "goal"):
-        table.add_column(heading, justify="left" if heading == "training" else "right")
+def table(result: dict[str, Any]) -> str:
+    """Return the time of a complete training command, against a bare script."""
+    rows = []
     for precision, found in result["precisions"].items():
         seconds = [f"{found['seconds_median'][name]:.1f} s" for name in commands(precision)]
-        table.add_row(f"the digits, {precision}", *seconds, f"{found['ratio_median']:.2f} ×", f"≤ {AIM} ×")
-    table.add_row("first line", f"{result['first_line_seconds_median']:.2f} s", "", "", f"≤ {FIRST_LINE_AIM:g} s")
-    Console(width=100).print(table)
+        aim = markdown.aim(f"≤ {AIM} ×", found["ratio_median"] > AIM)
+        rows.append([f"the digits, {precision}", *seconds, f"{found['ratio_median']:.2f} ×", aim])
+    first = result["first_line_seconds_median"]
+    first_aim = markdown.aim(f"≤ {FIRST_LINE_AIM:g} s", first > FIRST_LINE_AIM)
+    rows.append(["first line on a terminal", f"{first:.2f} s", "", "", first_aim])
+    headings = ["", "amp-track train", "bare script", "ratio (median of pairs)", "aim"]
+    return markdown.table(headings, rows) + provenance.caption(result, "torch", "mlflow")
+
+
+def start_table(result: dict[str, Any]) -> str:
+    """Return how soon commands start, and the imports that a job needs."""
+    rows = []
+    for name, aim in STARTS.items():
+        found = result["start"]["seconds_median"][name]
+        rows.append([name, f"{found:.2f} s", markdown.aim(f"≤ {aim:g} s", found > aim) if aim is not None else ""])
+    return markdown.table(["", "measured", "aim"], rows) + provenance.caption(result["start"], "torch", "mlflow")
 
 
 def main() -> None:
@@ -222,14 +214,13 @@ def main() -> None:
     if arguments.bare:
         bare(arguments.bare)
         return
-    file = RESULTS / "startup-cpu.json"
-    result = json.loads(file.read_text()) if arguments.only else {}
+    result = provenance.read("startup-cpu") if arguments.only else {}
     if arguments.only != "start":
         result |= measure_train(arguments.precision, arguments.repeats)
     if arguments.only != "train":
         result["start"] = measure_start(arguments.repeats)
-    file.write_text(json.dumps(result, indent=2) + "\n")
-    show(result)
+    provenance.write("startup-cpu", result)
+    print(start_table(result), table(result), sep="\n\n")
 
 
 if __name__ == "__main__":

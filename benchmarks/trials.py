@@ -10,19 +10,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import json
 import os
 import statistics
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.table import Table
 
 from amp_track.commands import max_batch
 from amp_track.config.job import Job
@@ -33,14 +27,14 @@ from amp_track.session.publish import LatePlots
 from amp_track.session.run_job import run_trial
 from amp_track.session.session import Session
 from amp_track.session.study_session import Studies, TrackedStudy
+from benchmarks import markdown, processes, provenance
 
 if TYPE_CHECKING:  # every job process imports this module, so mlflow and optuna are imported late
     import optuna
 
     from amp_track.tracking import Run
 
-DIGITS = str(Path(__file__).parent.parent / "experiments" / "digits.py")
-RESULTS = Path(__file__).parent / "results"
+DIGITS = str(processes.ROOT / "experiments" / "digits.py")
 FRESH_PROCESS_AIM_SECONDS = 0.15
 
 
@@ -165,14 +159,8 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
     for name, measured in (("job_seconds", jobs), ("speed", speeds)):
         pairs = zip(measured[True], measured[False], strict=True)
         numbers[f"{name}_ratio_beside_a_plot"] = [beside / alone for beside, alone in pairs]
-    return {
-        "date": datetime.date.today().isoformat(),
-        "device": found.hardware.title,
-        "versions": dict(found.versions),
-        "n": repeats,
-        **numbers,
-        **{f"{name}_median": statistics.median(values) for name, values in numbers.items()},
-    }
+    medians = {f"{name}_median": statistics.median(values) for name, values in numbers.items()}
+    return provenance.provenance(found) | {"n": repeats} | numbers | medians
 
 
 def fresh_process_aim(device: str, device_process_seconds: float) -> tuple[float, str]:
@@ -186,20 +174,23 @@ def fresh_process_aim(device: str, device_process_seconds: float) -> tuple[float
     return aim, f"≤ {aim:.2f} s: {FRESH_PROCESS_AIM_SECONDS:g} s more than a process that only starts the device"
 
 
-def show(result: dict[str, Any], device: str) -> None:
-    _, aim = fresh_process_aim(device, result["device_process_seconds_median"])
-    table = Table(title=f"{result['device']}, n={result['n']}, {result['date']}, torch {result['versions']['torch']}")
-    for heading in ("measurement", "median", "goal"):
-        table.add_column(heading, justify="left" if heading == "measurement" else "right")
-    table.add_row("trial, without its job", f"{result['trial_overhead_seconds_median']:.3f} s", "≤ 0.05 s")
-    table.add_row("trial, without its job (CPU time)", f"{result['trial_overhead_cpu_seconds_median']:.3f} s", "")
-    table.add_row("job process, without its job", f"{result['fresh_process_seconds_median']:.3f} s", aim)
-    table.add_row("process that does nothing", f"{result['empty_process_seconds_median']:.3f} s", "")
-    table.add_row("process that starts the device", f"{result['device_process_seconds_median']:.3f} s", "")
-    table.add_row("plot of the curves", f"{result['plot_seconds_median']:.3f} s", "")
-    table.add_row("job time while a plot is drawn", f"{result['job_seconds_ratio_beside_a_plot_median']:.3f} ×", "")
-    table.add_row("samples/s while a plot is drawn", f"{result['speed_ratio_beside_a_plot_median']:.3f} ×", "")
-    Console(width=100).print(table)
+def table(result: dict[str, Any], device: str = "cpu") -> str:
+    limit, aim = fresh_process_aim(device, result["device_process_seconds_median"])
+    trial, fresh = result["trial_overhead_seconds_median"], result["fresh_process_seconds_median"]
+    cpu, plot = result["trial_overhead_cpu_seconds_median"], result["plot_seconds_median"]
+    ratio = result["job_seconds_ratio_beside_a_plot_median"]
+    rows = [
+        [
+            "a trial without its job: MLflow and Optuna on SQLite",
+            f"{trial:.3f} s",
+            markdown.aim("≤ 0.05 s", trial > 0.05),
+        ],
+        ["the same in CPU time", f"{cpu:.3f} s", ""],
+        ["a fresh process for a job, after the first", f"{fresh:.3f} s", markdown.aim(aim, fresh > limit)],
+        ["the plot of its curves, drawn during the next job", f"{plot:.3f} s", ""],
+        ["time of a job with a plot drawn meanwhile, relative to without", f"{ratio:.2f} ×", ""],
+    ]
+    return markdown.table(["", "measured", "aim"], rows) + provenance.caption(result, "torch")
 
 
 def main() -> None:
@@ -208,10 +199,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, … (default cpu)")
     arguments = parser.parse_args()
     result = measure(arguments.repeats, arguments.device)
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"trials-{arguments.device.replace(':', '')}.json"
-    file.write_text(json.dumps(result, indent=2) + "\n")
-    show(result, arguments.device)
+    provenance.write(f"trials-{arguments.device.replace(':', '')}", result)
+    print(table(result, arguments.device))
 
 
 if __name__ == "__main__":

@@ -8,26 +8,22 @@ on SQLite every 0.1 s (the default is 10 s), and with `on_oom` (on a CPU, withou
 one thread. The CPU time of a step tells more than wall time, which noise hides. The small step shows the cost itself;
 the large one takes about 5 ms.
 
-Writes benchmarks/results/watching-cpu.json.
+Writes benchmarks/results/watching-cpu.json and prints it as a table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks import processes
-from benchmarks.provenance import provenance
+from amp_track.config.job import Job
+from amp_track.runner.runner import JobRunner
+from benchmarks import markdown, processes, provenance
 
-RESULT = Path(__file__).parent / "results" / "watching-cpu.json"
 WARM_UP_STEPS = 20
 WIDTHS = {"small step": (16, 2000), "5 ms step": (1024, 300)}
 """The width of the network and the number of timed steps."""
@@ -50,7 +46,6 @@ def seconds_per_step(width: int, steps: int, *, watched: bool) -> dict[str, floa
 
     torch.set_num_threads(1)
     if watched:
-        from amp_track.config.job import Job
         from amp_track.training.devices.open import open_device
         from amp_track.training.watch import TrainingWatch
 
@@ -109,18 +104,11 @@ def seconds_of_watch(width: int, steps: int, settings: dict[str, Any]) -> dict[s
 
 
 def _in_own_process(*arguments: str) -> Any:
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.watching", *arguments]
-    environment = os.environ | processes.ENVIRONMENT
     with tempfile.TemporaryDirectory() as folder:
-        environment |= {"PYTHONPATH": str(processes.ROOT)}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, cwd=folder)
-    return json.loads(done.stdout)
+        return processes.json_of("benchmarks.watching", *arguments, folder=folder)
 
 
 def measure(repeats: int) -> dict[str, Any]:
-    from amp_track.config.job import Job
-    from amp_track.runner.runner import JobRunner
-
     workload = str(processes.ROOT / "experiments" / "digits.py")
     runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {"bare": [], "watched": []} for name in WIDTHS}
     for repeat in range(repeats):
@@ -128,7 +116,7 @@ def measure(repeats: int) -> dict[str, Any]:
             for watched in (False, True) if repeat % 2 == 0 else (True, False):
                 of_case["watched" if watched else "bare"].append(_in_own_process("--one", case, str(watched)))
     summaries = {case: _summary(of_case) for case, of_case in runs.items()}
-    found = provenance(JobRunner(workload).inspect(Job(workload=workload, device="cpu")))
+    found = provenance.provenance(JobRunner(workload).inspect(Job(workload=workload, device="cpu")))
     for case in WIDTHS:
         for variant in VARIANTS:
             blocks = _in_own_process("--watch", case, variant)
@@ -150,6 +138,18 @@ def _summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     }
 
 
+def table(result: dict[str, Any]) -> str:
+    rows = []
+    for name, found in result["summaries"].items():
+        least, most = found["watch_cpu_us_least"], found["watch_cpu_us_most"]
+        shown = name if "," in name else f"a function or a script, {name}"
+        takes = [f"{found['bare_cpu_us']:,.0f} µs", f"{found['watch_cpu_us']:.0f} µs", f"{least:.0f} to {most:.0f} µs"]
+        rows.append([shown, *takes])
+    times = f"n={result['n']}; amp_track.watch: {result['blocks']} pairs of blocks of one loop; medians"
+    shown = markdown.table(["what is watched", "its step", "watching takes", "range"], rows)
+    return f"{shown}\n\n*{provenance.sentence(result, 'torch', 'mlflow')}, {times}*"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=9, help="measurements per case (default 9)")
@@ -159,14 +159,13 @@ def main() -> None:
     if arguments.watch:
         case, variant = arguments.watch
         print(json.dumps(seconds_of_watch(*WIDTHS[case], VARIANTS[variant])))
-        return
-    if arguments.one:
+    elif arguments.one:
         case, watched = arguments.one
         print(json.dumps(seconds_per_step(*WIDTHS[case], watched=watched == "True")))
-        return
-    result = measure(arguments.repeats)
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result["summaries"], indent=2))
+    else:
+        result = measure(arguments.repeats)
+        provenance.write("watching-cpu", result)
+        print(table(result))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,9 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,23 @@ from amp_track.config.cli_params import Flag  # noqa: E402
 from amp_track.config.commands import FLAGS  # noqa: E402
 from amp_track.config.precisions import BY_NAME  # noqa: E402
 from amp_track.records import errors  # noqa: E402
-from benchmarks import finder_results, growth, markdown, overhead, server, startup, trials  # noqa: E402
+from benchmarks import (  # noqa: E402
+    finder_results,
+    growth,
+    input_pipeline,
+    markdown,
+    overhead,
+    plan_validation,
+    provenance,
+    server,
+    startup,
+    trials,
+    watching,
+)
 from benchmarks.faults import faults  # noqa: E402
 from benchmarks.faults import results as fault_results  # noqa: E402
 from benchmarks.gpu import stages, tables  # noqa: E402
 
-RESULTS = ROOT / "benchmarks" / "results"
 COMMANDS = tuple(FLAGS)
 _JSON = (
     ("`train`", "results/train.py", "TrainResult", ("as_json",)),
@@ -111,7 +121,7 @@ def example(
         lines[most:] = ["[…]"]
     print("```text", *lines, "```", "", sep="\n")
     took = f", {record['seconds']} s" if EXAMPLES[name].is_slow else ""
-    print(f"*{_made_on(record)}{took}*")
+    print(f"*{provenance.sentence(record)}{took}*")
 
 
 def search_summary() -> None:
@@ -133,133 +143,53 @@ def search_summary() -> None:
     lines = record["lines"]
     end = lines.index("To train with it:") + 2
     start = next(number for number in range(end, -1, -1) if number == 0 or not lines[number - 1])
-    print("", "```text", *lines[start:end], "```", f"\n*{_made_on(record)}, one seed; {record['seconds']} s*", sep="\n")
+    print(
+        "",
+        "```text",
+        *lines[start:end],
+        "```",
+        f"\n*{provenance.sentence(record)}, one seed; {record['seconds']} s*",
+        sep="\n",
+    )
 
 
 def finders_table(device: str) -> None:
     """Print the answers and times of the finders of the max batch, and the figures over all cases."""
-    result = _result(f"finders-{device}")
+    result = provenance.read(f"finders-{device}")
     rows, figures = finder_results.ROWS.validate_python(result["rows"]), result["summary"]
     print(finder_results.answers_table(rows))
     runs = finder_results.runs_in_words(rows)
-    print(f"\n*{_made_on(result, 'torch', 'lightning', 'accelerate', 'timm')}; {runs}*")
+    print(f"\n*{provenance.sentence(result, 'torch', 'lightning', 'accelerate', 'timm')}; {runs}*")
     print(f"\namp-track: {finder_results.sentences(figures['one'])}")
     if "several" in figures:
         print(f"\nSeveral precisions in one command:\n\n{finder_results.several_table(rows)}")
         print(f"\namp-track: {finder_results.sentences(figures['several'])}")
-    for file in sorted(RESULTS.glob(f"finders-{device}-beside-*.json")):
+    for file in sorted(provenance.RESULTS.glob(f"finders-{device}-beside-*.json")):
         busy = json.loads(file.read_text())
-        exact = [
-            f"{found['exact_runs']} of {found['runs']}"
-            for found in map(busy["summary"].get, ("one", "several"))
-            if found
-        ]
-        print(
-            f"\nBeside {busy['beside']} busy loops, {' and '.join(exact)} runs are exact ({_made_on(busy, 'torch')})."
-        )
+        kinds = [busy["summary"][kind] for kind in ("one", "several") if kind in busy["summary"]]
+        exact = " and ".join(f"{found['exact_runs']} of {found['runs']}" for found in kinds)
+        made_on = provenance.sentence(busy, "torch")
+        print(f"\nBeside {busy['beside']} busy loops, {exact} runs are exact ({made_on}).")
 
 
-def overhead_table(device: str) -> None:
-    """Print the cost of tracking, against a bare loop and Lightning."""
-    result = _result(f"overhead-{device}")
-    print(overhead.table(result))
-    print(f"\n*{_made_on(result, 'torch', 'mlflow', 'lightning')}, {_repeats(result)}*")
+TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
+    "faults": lambda result: fault_results.table(faults.ALL, result),
+    "growth": growth.table,
+    "input pipeline": input_pipeline.table,
+    "overhead": lambda result: overhead.table(result) + provenance.caption(result, "torch", "mlflow", "lightning"),
+    "plan misses": plan_validation.misses_table,
+    "plan validation": plan_validation.table,
+    "server": server.table,
+    "start": startup.start_table,
+    "startup": startup.table,
+    "trials": trials.table,
+    "watching": watching.table,
+}
 
 
-def watching_table(device: str) -> None:
-    """Print the CPU time of a step that watching takes."""
-    result = _result(f"watching-{device}")
-    rows = []
-    for name, found in result["summaries"].items():
-        least, most = found["watch_cpu_us_least"], found["watch_cpu_us_most"]
-        shown = name if "," in name else f"a function or a script, {name}"
-        takes = [f"{found['bare_cpu_us']:,.0f} µs", f"{found['watch_cpu_us']:.0f} µs", f"{least:.0f} to {most:.0f} µs"]
-        rows.append([shown, *takes])
-    _print_table(["what is watched", "its step", "watching takes", "range"], rows)
-    times = f"n={result['n']}; amp_track.watch: {result['blocks']} pairs of blocks of one loop; medians"
-    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, {times}*")
-
-
-def trials_table(device: str) -> None:
-    """Print the cost of a trial without its job."""
-    result = _result(f"trials-{device}")
-    limit, aim = trials.fresh_process_aim(device, result.get("device_process_seconds_median", 0.0))
-    _print_table(
-        ["", "measured", "aim"],
-        [
-            [
-                "a trial without its job: MLflow and Optuna on SQLite",
-                f"{result['trial_overhead_seconds_median']:.3f} s",
-                markdown.aim("≤ 0.05 s", result["trial_overhead_seconds_median"] > 0.05),
-            ],
-            ["the same in CPU time", f"{result['trial_overhead_cpu_seconds_median']:.3f} s", ""],
-            [
-                "a fresh process for a job, after the first",
-                f"{result['fresh_process_seconds_median']:.3f} s",
-                markdown.aim(aim, result["fresh_process_seconds_median"] > limit),
-            ],
-            ["the plot of its curves, drawn during the next job", f"{result['plot_seconds_median']:.3f} s", ""],
-            [
-                "time of a job with a plot drawn meanwhile, relative to without",
-                f"{result['job_seconds_ratio_beside_a_plot_median']:.2f} ×",
-                "",
-            ],
-        ],
-    )
-    print(f"\n*{_made_on(result, 'torch')}, {_repeats(result)}*")
-
-
-def startup_table(device: str) -> None:
-    """Print the time of a complete training command, against a bare script."""
-    result = _result(f"startup-{device}")
-    rows = []
-    for precision, found in result["precisions"].items():
-        ours, theirs = (f"{found['seconds_median'][name]:.1f} s" for name in ("amp-track train", "bare script"))
-        ratio = found["ratio_median"]
-        rows.append(
-            [f"the digits, {precision}", ours, theirs, f"{ratio:.2f} ×", markdown.aim("≤ 0.75 ×", ratio > 0.75)]
-        )
-    first = result["first_line_seconds_median"]
-    rows.append(["first line on a terminal", f"{first:.2f} s", "", "", markdown.aim("≤ 1 s", first > 1)])
-    _print_table(["", "amp-track train", "bare script", "ratio (median of pairs)", "aim"], rows)
-    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, {_repeats(result)}*")
-
-
-def start_table(device: str) -> None:
-    """Print how soon commands start, and the imports that a job needs."""
-    result = _result(f"startup-{device}")["start"]
-    rows = []
-    for name, aim in startup.STARTS.items():
-        found = result["seconds_median"][name]
-        rows.append([name, f"{found:.2f} s", markdown.aim(f"≤ {aim:g} s", found > aim) if aim is not None else ""])
-    _print_table(["", "measured", "aim"], rows)
-    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, {_repeats(result)}*")
-
-
-def server_table(device: str) -> None:
-    """Print the time of a training with a tracking server, against a database file."""
-    result = _result(f"server-{device}")
-    seconds = [f"{result['seconds_median'][way]:.1f} s" for way in server.WAYS]
-    ratios = f"{result['ratio_median']:.2f} × ({min(result['ratios']):.2f} to {max(result['ratios']):.2f})"
-    row = [
-        f"{result['steps']:,} steps",
-        *seconds,
-        ratios,
-        markdown.aim(f"≤ {server.AIM} ×", result["ratio_median"] > server.AIM),
-    ]
-    _print_table(["", *server.WAYS, "ratio (median of pairs)", "aim"], [row])
-    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, {_repeats(result)}*")
-
-
-def growth_table(device: str) -> None:
-    """Print the cost of a study as it grows."""
-    result = _result(f"growth-{device}")
-    head, *measures = growth.COLUMNS.items()
-    _print_table(
-        [head[0], *(head[1](row) for row in result["rows"])],
-        [[name, *(cell(row) for row in result["rows"])] for name, cell in measures],
-    )
-    print(f"\n*{_made_on(result, 'torch')}, {_repeats(result)}*")
+def benchmark(table: str, result: str) -> None:
+    """Print a table of the result of a benchmark."""
+    print(TABLES[table](provenance.read(result)))
 
 
 def gpu_stages() -> None:
@@ -269,7 +199,7 @@ def gpu_stages() -> None:
 
 def gpu_tables() -> None:
     """Print the rows of these stages, for each machine that has run them."""
-    found = {stage: tables.stage_tables(stage, RESULTS / "gpu") for stage in stages.STAGES}
+    found = {stage: tables.stage_tables(stage, provenance.RESULTS / "gpu") for stage in stages.STAGES}
     parts = [f"### `{stage}`\n\n{table}" for stage, table in found.items() if table]
     print("\n\n".join(parts) or "*Not measured: no machine with a GPU has left rows yet.*")
 
@@ -313,97 +243,14 @@ def precision_names() -> None:
 
 def published_tables() -> None:
     """Print each claim of the published write-ups with its measurement, for every device that was measured."""
-    for file in sorted(RESULTS.glob("published-*.json")):
+    for file in sorted(provenance.RESULTS.glob("published-*.json")):
         result = json.loads(file.read_text())
         rows = []
         for title, of_title in result["rows"].items():
             rows.append([f"**{title}**", "", ""])
             rows += [[row["claim"], row["measured"], row["ratio"] or "–"] for row in of_title]
         _print_table(["claim", "measured here", "measured / claimed"], rows)
-        print(f"\n*{_made_on(result, 'torch', 'torchvision')}, n={result['n']}: mean (lowest–highest)*")
-
-
-def plan_validation() -> None:
-    """Print the figures of the memory plan's validation."""
-    result = _result("plan-validation")
-    names = {
-        "expected_too_high": "expected batch too high",
-        "expected_too_low": "expected batch too low",
-        "safe_fails": "safe batch that failed",
-        "safe_more_than_10_percent_below_a_batch_that_ran": "safe batch more than 10 % below one that ran",
-        "at_most_exceeded": "at-most batch below one that ran",
-    }
-    rows = []
-    for name, shown in names.items():
-        found = result[name]
-        rows.append([shown, f"{found['count']} of {found['of']}", f"{found['low']:.1%} to {found['high']:.1%}"])
-    _print_table(["at one of two memory layouts", "models", "95 % interval"], rows)
-    torch = result["versions"]["torch"].partition("+")[0]
-    print(f"\n*timm {result['versions']['timm']}, torch {torch}, {result['date']}*\n")
-    mean, spread = f"{math.exp(result['mean_ln_error']) - 1:+.1%}", f"{result['spread_ln_error']:.1%}"
-    safe = f"{result['safe_by_expected']:.0%}"
-    print(
-        f"In {result['rows_inside']} of {result['rows']} rows the expected batch lies between the one that ran and the "
-        f"one that failed.\nIt differs from the true one by {mean} on average, with a spread of {spread} (maximum "
-        f"likelihood, from the brackets).\nA safe batch is {safe} of the expected one in the median. "
-        f"{result['rows_with_holes']} rows have a batch within a tenth below that is\npredicted not to fit."
-    )
-    if at_the_end := result["rows_at_512"]:
-        below = result["of_those_predicted_below_512"]
-        print(f"\nOf {at_the_end} rows at the end of the ladder, 512, {below} are predicted below it.")
-
-
-def plan_misses() -> None:
-    """Print the predictions of the memory plan that validation found wrong, and the hits by family."""
-    result = _result("plan-validation")
-    layouts: dict[tuple[str, ...], list[str]] = {}
-    for model, size, layout, *batches in sorted(result["misses"]):
-        layouts.setdefault((f"`{model}`", str(size), *map(str, batches)), []).append(layout.replace("_", "-"))
-    rows = [[*row, " and ".join(of_row)] for row, of_row in layouts.items()]
-    _print_table(["model", "image", "ran", "failed", "expected", "safe", "layout"], rows)
-    families = [f"{family} {inside} of {total}" for family, (inside, total) in result["families"].items()]
-    print("\nRows inside, by module of timm:", ", ".join(families) + ".")
-
-
-def faults_table() -> None:
-    """Print the result of each fault, how often it was tried, and how long it took to end and to recover."""
-    result = _result("faults")
-    measured = {name: cells for name, *cells in fault_results.summary(faults.ALL, result["rows"])}
-    rows = []
-    for fault in faults.ALL:
-        row = [fault.name, fault.sentence]
-        if cells := measured.get(fault.name):
-            times, *wrong, end, end_worst, recovery, recovery_worst, undisturbed = cells
-            row += [
-                times,
-                str(sum(map(int, wrong))),
-                f"{end}, {end_worst}",
-                f"{recovery}, {recovery_worst}",
-                undisturbed,
-            ]
-        rows.append(row + [""] * (7 - len(row)))
-    seconds = ["seconds to end: median, worst", "to recover: median, worst", "undisturbed"]
-    _print_table(["fault", "what happens", "times", "went wrong", *seconds], rows)
-    print(f"\n*{_made_on(result, 'torch', 'mlflow', 'optuna')}*")
-
-
-def input_pipeline_tables(device: str) -> None:
-    """Print images/s of loading alone, and of training with 0 workers and the most that were tried."""
-    result = _result(f"input-pipeline-{device}")
-    loading = result["loading_images_per_second"]
-    workers = [f"{count} worker{'' if count == '1' else 's'}" for count in loading]
-    _print_table(["images/s", *workers], [["loading alone", *(f"{speed:,.0f}" for speed in loading.values())]])
-    print()
-    most = [count for count in loading if count != "0" and count in next(iter(result["training"].values()))]
-    headings = ["training, images/s (part of the time spent waiting)", "images that are in memory already"]
-    rows = []
-    for precision, found in result["training"].items():
-        loaded = [found[count] for count in ("0", *most)]
-        cells = [f"{run['images_per_second']:,.1f} ({run['waited_fraction']:.0%})" for run in loaded]
-        rows.append([precision, f"{found['synthetic']:,.1f}", *cells])
-    _print_table([*headings, "0 workers", *(f"{count} workers" for count in most)], rows)
-    batch_size = result["batch_size"]
-    print(f"\n*{_made_on(result, 'torch', 'torchvision')}, n={result['n']}, medians, batch {batch_size}*")
+        print(f"\n*{provenance.sentence(result, 'torch', 'torchvision')}, n={result['n']}: mean (lowest–highest)*")
 
 
 def command_page(name: str) -> str:
@@ -431,12 +278,6 @@ def command_page(name: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ how
-
-
-def _flags() -> dict[str, list[Any]]:
-    """The flags of each command, as `--help` knows them."""
-    group: Any = typer.main.get_command(cli.app)
-    return {name: [one for one in group.commands[name].params if one.param_type_name == "option"] for name in COMMANDS}
 
 
 def _call(command: str) -> str:
@@ -495,23 +336,6 @@ def _shown(lines: list[str], *, skip: int, tables: tuple[int, ...] | None, only_
         elif shown and shown[-1] != "[…]":
             shown.append("[…]")
     return shown
-
-
-def _repeats(result: dict[str, Any]) -> str:
-    return f"n={result['n']}" + (", medians" if result["n"] > 1 else "")
-
-
-def _result(name: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return result
-
-
-def _made_on(record: dict[str, Any], *packages: str) -> str:
-    """`AMD EPYC, 2 cores, torch 2.15.0, 2026-11-21`: what every number from a machine must carry."""
-    cores = [f"{record['cores']} cores"] if "cores" in record else []
-    versions = record["versions"]
-    named = [f"{name} {versions[name]}" for name in packages or versions]
-    return ", ".join([record["device"], *cores, *named, record["date"]])
 
 
 def _print_table(headings: list[str], rows: list[list[str]]) -> None:

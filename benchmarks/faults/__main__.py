@@ -21,9 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from amp_track.config.job import Job
 from amp_track.runner import fork_server
 from amp_track.runner.runner import JobRunner
@@ -86,15 +83,6 @@ class Programme:
         print(f"{key}: {row['case']}: {'LOST ' + str(row) if 'detail' in row else 'nothing lost'}", flush=True)
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table()
-    for heading in results.HEADINGS:
-        table.add_column(heading)
-    for line in results.summary(faults.ALL, rows):
-        table.add_row(*line)
-    Console(width=140).print(table)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--times", type=int, default=20, help="how often each fault is tried at least (default 20)")
@@ -118,7 +106,7 @@ def main() -> None:
         except BaseException:  # Ctrl-C: finish running tries and start no others
             pool.shutdown(cancel_futures=True)
             raise
-    show(list(kept.rows.values()))
+    print(results.table(faults.ALL, kept.provenance | {"rows": list(kept.rows.values())}))
     sys.exit(int(any("detail" in row for row in kept.rows.values())))
 
 

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import markdown
 from benchmarks.faults.case import Fault
 from benchmarks.processes import ROOT
+from benchmarks.provenance import RESULTS, sentence
 
-FILE = ROOT / "benchmarks" / "results" / "faults.json"
+FILE = RESULTS / "faults.json"
 _MUST_BE_THE_SAME = ("device", "driver", "versions", "code")
 """Rows that differ in one of these are measured again."""
 
@@ -37,7 +39,7 @@ class Results:
 
     def __init__(self, file: Path, provenance: dict[str, Any]) -> None:
         self._file = file
-        self._provenance = provenance
+        self.provenance = provenance
         self.rows: dict[str, dict[str, Any]] = {}
         if file.exists():
             known = json.loads(file.read_text())
@@ -48,33 +50,31 @@ class Results:
         """Add a row and rewrite the file atomically."""
         self.rows[key] = {"key": key, **row}
         lines = ",\n".join(f"    {json.dumps(self.rows[name], ensure_ascii=False)}" for name in sorted(self.rows))
-        head = json.dumps(self._provenance, indent=2, ensure_ascii=False).removesuffix("\n}")
+        head = json.dumps(self.provenance, indent=2, ensure_ascii=False).removesuffix("\n}")
         new = self._file.with_suffix(".new")
         new.write_text(f'{head},\n  "rows": [\n{lines}\n  ]\n}}\n')
         os.replace(new, self._file)
 
 
-HEADINGS = (
-    "fault", "times", "lost", "counted twice", "left RUNNING", "processes left", "files left", "other answer",
-    "bad end", "seconds to end: median", "worst", "seconds to recover: median", "worst", "seconds undisturbed",
-)  # fmt: skip
-
-
 _COUNTED = ("lost", "twice", "running", "processes", "files", "differs", "ends_badly")
+_TIMES = ("end", "recovery", "undisturbed")
 
 
-def summary(faults: Sequence[Fault], rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Return one table row per fault. Tries that came after the end of the command do not count."""
-    lines = []
+def table(faults: Sequence[Fault], result: dict[str, Any]) -> str:
+    """Return the effect of each fault, how its tries went, and the seconds to end and to recover.
+
+    Tries that came after the end of the command do not count.
+    """
+    rows = []
     for fault in faults:
-        of_fault = [row for row in rows if row["fault"] == fault.name and row["has_struck"]]
-        if not of_fault:
-            continue
-        sums = [sum(row[name] for row in of_fault) for name in _COUNTED]
-        times = []
-        for name in ("end_seconds", "recovery_seconds"):
-            seconds = [row[name] for row in of_fault]
-            times += [f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"]
-        times.append(f"{statistics.median(row['undisturbed_seconds'] for row in of_fault):.1f}")
-        lines.append([fault.name, *map(str, (len(of_fault), *sums)), *times])
-    return lines
+        tries = [row for row in result["rows"] if row["fault"] == fault.name and row["has_struck"]]
+        cells = [""] * 5
+        if tries:
+            wrong = sum(row[name] for row in tries for name in _COUNTED)
+            end, recovery, undisturbed = ([row[f"{name}_seconds"] for row in tries] for name in _TIMES)
+            worst = [f"{statistics.median(each):.1f}, {max(each):.1f}" for each in (end, recovery)]
+            cells = [str(len(tries)), str(wrong), *worst, f"{statistics.median(undisturbed):.1f}"]
+        rows.append([fault.name, fault.sentence, *cells])
+    seconds = ["seconds to end: median, worst", "to recover: median, worst", "undisturbed"]
+    shown = markdown.table(["fault", "what happens", "times", "went wrong", *seconds], rows)
+    return f"{shown}\n\n*{sentence(result, 'torch', 'mlflow', 'optuna')}*"
