@@ -10,7 +10,7 @@ import pytest
 from workloads.choices import Choices
 
 from amp_track.config.job import Job
-from amp_track.memory_plan.allocator import CachingAllocator, PlainAllocator
+from amp_track.memory_plan.allocator import PlainAllocator, allocator_kind
 from amp_track.memory_plan.explanation import explained
 from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.memory_plan.predict import plan_precision
@@ -24,21 +24,24 @@ CAPACITY = 40 * MIB
 BATCH = 8192
 
 
-@functools.cache
-def plans(*precisions: str, on_cuda: bool = False, **options: Any) -> list[PrecisionPlan]:
+def fake_step(on_cuda: bool, **options: Any) -> FakeStep:
     workload = Choices(**options)
     job = Job(workload="any", learning_rate=1e-3, batch_size=8)
-    step = FakeStep(job, workload, workload.example(2), as_cuda=on_cuda)
+    return FakeStep(job, workload, workload.example(2), as_cuda=on_cuda)
+
+
+@functools.cache
+def plans(*precisions: str, on_cuda: bool = False, **options: Any) -> list[PrecisionPlan]:
     target = PlanTarget(name="", capacity_bytes=CAPACITY, blas_workspace_bytes=0)
     task = PlanTask(
         precisions=precisions, batch_size=BATCH, targets=(target,), blas_workspace_bytes=0, on_cuda=on_cuda
     )  # fmt: skip
-    return [plan_precision(step, precision, task) for precision in precisions]
+    return [plan_precision(fake_step(on_cuda, **options), precision, task) for precision in precisions]
 
 
 def explanation(*precisions: str, on_cuda: bool = False, **options: Any) -> ExplainResult:
     found = plans(*precisions, on_cuda=on_cuda, **options)
-    state = state_at_failure(found[0].trace, CAPACITY, kind=CachingAllocator if on_cuda else PlainAllocator)
+    state = state_at_failure(found[0].trace, CAPACITY, kind=allocator_kind(on_cuda=on_cuda))
     return explained(state, source="any", plans=found, is_cuda=on_cuda, is_predicted=True, happened=False)
 
 
@@ -53,12 +56,10 @@ def test_the_max_batch_is_that_of_the_plan(on_cuda: bool) -> None:
     largest = result.max_batch
     assert largest is not None
     assert not result.is_upper_bound
-    workload = Choices()
-    job = Job(workload="any", learning_rate=1e-3, batch_size=8)
-    step = FakeStep(job, workload, workload.example(2), as_cuda=on_cuda)
-    kind = CachingAllocator if on_cuda else PlainAllocator
     at, above = (
-        state_at_failure(step.trace("fp32", size).with_next_step(), CAPACITY, kind=kind)
+        state_at_failure(
+            fake_step(on_cuda).trace("fp32", size).with_next_step(), CAPACITY, kind=allocator_kind(on_cuda=on_cuda)
+        )
         for size in (largest, largest + 1)
     )
     assert at.failed is None

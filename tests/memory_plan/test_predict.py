@@ -3,85 +3,89 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 from batch_search.traces import MIB, step_of, traced_by
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track.memory_plan.predict import Prediction, bisect_down, bisect_largest
 from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
-from amp_track.records.plan import Category, PlanTarget
+from amp_track.records.plan import Category, PlannedMaxBatch, PlanTarget
 
 MOST = 4096
+
+
+PER_SAMPLE = [340992, 35840, 261120, 71680, 256000, 242688, 323584, 204800]
+"""With 291 MiB, 163 fit and 156 do not: the smaller one leaves its segments in worse pieces."""
+Activations = Callable[[int], list[int]]
+lines = st.lists(st.integers(1, 300_000), min_size=1, max_size=6)
+
+
+def on_a_line(per_sample: list[int]) -> Activations:
+    return lambda batch: [size * batch for size in per_sample]
 
 
 def target(capacity_bytes: int) -> PlanTarget:
     return PlanTarget(name="", capacity_bytes=capacity_bytes, blas_workspace_bytes=0)
 
 
-def fits(batch_size: int, activations: list[int], capacity_bytes: int) -> bool:
-    return predict_peak(step_of(batch_size, activations)).reserved_bytes <= capacity_bytes
+def fits(batch_size: int, activations: Activations, capacity_bytes: int) -> bool:
+    return predict_peak(step_of(batch_size, activations(batch_size))).reserved_bytes <= capacity_bytes
 
 
-@given(st.lists(st.integers(1, 300_000), min_size=1, max_size=6), st.integers(40 * MIB, 2000 * MIB))
-@settings(deadline=None)
-def test_on_a_line_it_is_the_max_batch_after_three_traces(per_sample: list[int], capacity_bytes: int) -> None:
-    traced: list[int] = []
-    prediction = Prediction(traced_by(lambda batch: [size * batch for size in per_sample], traced))
-    max_batch = prediction.max_batch(target(capacity_bytes), most=MOST)
-    assert len(traced) <= 3
-    assert max_batch.batch_size
-    assert fits(max_batch.batch_size, [size * max_batch.batch_size for size in per_sample], capacity_bytes)
-    if max_batch.bound == "memory":
-        above = max_batch.batch_size + 1
-        assert not fits(above, [size * above for size in per_sample], capacity_bytes)
+def check(found: PlannedMaxBatch, activations: Activations, capacity_bytes: int, most: int = MOST) -> None:
+    """Assert that the max batch fits, with the peak that it states, and that one more sample does not."""
+    if found.batch_size:
+        assert fits(found.batch_size, activations, capacity_bytes)
+        assert found.peak is not None
+        assert found.peak.reserved_bytes <= capacity_bytes
+    if found.bound == "memory":
+        assert not fits(found.batch_size + 1, activations, capacity_bytes)
     else:
-        assert max_batch.batch_size == MOST
-    assert max_batch.peak is not None
-    assert max_batch.peak.reserved_bytes <= capacity_bytes
+        assert (found.bound, found.batch_size) == ("max_batch_size", most)
+
+
+def planned(activations: Activations, capacity_bytes: int, most: int = MOST) -> tuple[PlannedMaxBatch, set[int]]:
+    """Return a max batch, after checking it, and the batch sizes that were traced for it."""
+    traced: list[int] = []
+    found = Prediction(traced_by(activations, traced)).max_batch(target(capacity_bytes), most=most)
+    check(found, activations, capacity_bytes, most)
+    return found, set(traced)
+
+
+@given(lines, st.integers(40 * MIB, 2000 * MIB))
+def test_on_a_line_it_is_the_max_batch_after_three_traces(per_sample: list[int], capacity_bytes: int) -> None:
+    found, traced = planned(on_a_line(per_sample), capacity_bytes)
+    assert found.batch_size
+    assert len(traced) <= 3
 
 
 @given(st.integers(1, 3000), st.integers(1, 200_000), st.integers(40 * MIB, 2000 * MIB))
-@settings(deadline=None)
 def test_off_the_line_it_is_the_max_batch_after_some_more(square: int, linear: int, capacity_bytes: int) -> None:
-    traced: list[int] = []
-
-    def activations(batch: int) -> list[int]:
-        return [square * batch * batch, linear * batch]
-
-    max_batch = Prediction(traced_by(activations, traced)).max_batch(target(capacity_bytes), most=MOST)
-    assert fits(max_batch.batch_size, activations(max_batch.batch_size), capacity_bytes)
-    if max_batch.bound == "memory":
-        assert not fits(max_batch.batch_size + 1, activations(max_batch.batch_size + 1), capacity_bytes)
-    assert len(set(traced)) <= 24
+    _, traced = planned(lambda batch: [square * batch * batch, linear * batch], capacity_bytes)
+    assert len(traced) <= 24
 
 
 def test_a_step_that_does_something_else_at_some_sizes_is_bisected() -> None:
-    traced: list[int] = []
-
-    def activations(batch: int) -> list[int]:
-        return [MIB * batch] * (1 + batch % 2)
-
-    max_batch = Prediction(traced_by(activations, traced)).max_batch(target(400 * MIB), most=MOST)
-    assert fits(max_batch.batch_size, activations(max_batch.batch_size), 400 * MIB)
-    assert not fits(max_batch.batch_size + 1, activations(max_batch.batch_size + 1), 400 * MIB)
+    assert planned(lambda batch: [MIB * batch] * (1 + batch % 2), 400 * MIB)[0].batch_size
 
 
 def test_nothing_fits() -> None:
-    max_batch = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).max_batch(target(40 * MIB), most=MOST)
-    assert (max_batch.batch_size, max_batch.bound, max_batch.peak) == (0, "memory", None)
-    assert max_batch.at_one_bytes is not None
-    assert max_batch.at_one_bytes > 40 * MIB
-    one = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).max_batch(target(80 * MIB), most=MOST)
-    assert one.batch_size == 1
+    """One sample is not traced: batch norm rejects it in training."""
+    found, traced = planned(on_a_line([50 * MIB]), 40 * MIB)
+    assert (found.batch_size, found.most_batch_size, found.bound, found.peak) == (0, None, "memory", None)
+    assert found.at_one_bytes is not None
+    assert found.at_one_bytes > 40 * MIB
+    assert 1 not in traced
+    assert planned(on_a_line([50 * MIB]), 80 * MIB)[0].batch_size == 1
 
 
 @pytest.mark.parametrize("most", [1, 3, 4, 5, 8, 100])
 def test_no_larger_batch_is_traced_than_asked_for(most: int) -> None:
-    traced: list[int] = []
-    max_batch = Prediction(traced_by(lambda batch: [MIB * batch], traced)).max_batch(target(10**12), most=most)
-    assert (max_batch.batch_size, max_batch.bound) == (most, "max_batch_size")
+    found, traced = planned(on_a_line([MIB]), 10**12, most)
+    assert found.bound == "max_batch_size"
     assert max(traced) <= most
 
 
@@ -122,18 +126,13 @@ def test_workspaces_have_the_size_of_the_device() -> None:
 
 
 def test_a_way_is_a_batch_that_fits_even_where_smaller_ones_do_not() -> None:
-    """Here 163 fit and 156 do not: the smaller one leaves its segments in worse pieces."""
-    per_sample = [340992, 35840, 261120, 71680, 256000, 242688, 323584, 204800]
-    capacity_bytes = 291 * MIB
-    prediction = Prediction(traced_by(lambda batch: [size * batch for size in per_sample], []))
-    largest = prediction.max_batch(target(capacity_bytes), most=MOST).batch_size
-    assert (largest, fits(156, [size * 156 for size in per_sample], capacity_bytes)) == (163, False)
-    way = prediction.way_to(312, largest, capacity_bytes)
+    prediction = Prediction(traced_by(on_a_line(PER_SAMPLE), []))
+    way = prediction.way_to(312, 163, 291 * MIB)
     assert way is not None
     assert (way.micro_batch, way.grad_accum) == (104, 3)
-    assert way.peak.reserved_bytes <= capacity_bytes
+    assert way.peak.reserved_bytes <= 291 * MIB
     assert prediction.way_to(7, 6, 0) is None
-    assert prediction.way_to(7, 0, capacity_bytes) is None
+    assert prediction.way_to(7, 0, 291 * MIB) is None
 
 
 @given(st.integers(0, 1000), st.integers(0, 2**20), st.integers(1, 2**20))
@@ -158,24 +157,17 @@ def test_where_what_fits_is_not_monotone_it_is_next_to_one_that_does_not(fitting
 
 
 def test_a_safe_batch_has_no_hole_below_and_leaves_a_margin() -> None:
-    """Here 163 fit and 156 do not."""
-    per_sample = [340992, 35840, 261120, 71680, 256000, 242688, 323584, 204800]
-    found = Prediction(traced_by(lambda batch: [size * batch for size in per_sample], [])).max_batch(
-        target(291 * MIB), most=MOST
-    )
+    found, _ = planned(on_a_line(PER_SAMPLE), 291 * MIB)
     assert (found.batch_size, found.hole) == (163, 156)
     assert found.most_batch_size is not None
     assert found.safe_batch_size < 156 < found.most_batch_size
     for batch in range(round(0.9 * found.safe_batch_size), found.safe_batch_size + 1):
-        assert fits(batch, [size * batch for size in per_sample], int(0.96 * 291 * MIB))
+        assert fits(batch, on_a_line(PER_SAMPLE), int(0.96 * 291 * MIB))
 
 
-@given(st.lists(st.integers(1, 300_000), min_size=1, max_size=6), st.integers(60 * MIB, 1000 * MIB))
-@settings(deadline=None)
+@given(lines, st.integers(60 * MIB, 1000 * MIB))
 def test_safe_expected_and_at_most_are_in_order(per_sample: list[int], capacity_bytes: int) -> None:
-    def activations(batch: int) -> list[int]:
-        return [size * batch for size in per_sample]
-
+    activations = on_a_line(per_sample)
     range_bytes = int(0.98 * capacity_bytes), int(1.01 * capacity_bytes)
     found = Prediction(traced_by(activations, [])).max_batch(
         dataclasses.replace(target(capacity_bytes), range_bytes=range_bytes), most=MOST
@@ -186,7 +178,7 @@ def test_safe_expected_and_at_most_are_in_order(per_sample: list[int], capacity_
         more = step_of(found.most_batch_size + 1, activations(found.most_batch_size + 1))
         assert predict_peak(more).allocated_bytes > range_bytes[1]
     if found.safe_batch_size:
-        assert fits(found.safe_batch_size, activations(found.safe_batch_size), int(0.96 * range_bytes[0]))
+        assert fits(found.safe_batch_size, activations, int(0.96 * range_bytes[0]))
 
 
 @given(st.sets(st.integers(1, 300)), st.integers(0, 40), st.integers(0, 300))
@@ -200,27 +192,15 @@ def test_downwards_it_is_the_last_that_fits_before_one_that_does_not(fitting: se
 
 def test_smaller_targets_need_no_more_traces() -> None:
     traced: list[int] = []
-    prediction = Prediction(traced_by(lambda batch: [100_000 * batch, 70_000 * batch], traced))
-    sizes = [prediction.max_batch(target(each * MIB), most=MOST).batch_size for each in (400, 200, 100)]
+    activations = on_a_line([100_000, 70_000])
+    prediction = Prediction(traced_by(activations, traced))
+    for capacity_bytes in (400 * MIB, 200 * MIB, 100 * MIB):
+        check(prediction.max_batch(target(capacity_bytes), most=MOST), activations, capacity_bytes)
     assert len(set(traced)) == 3
-    for batch, capacity in zip(sizes, (400, 200, 100), strict=True):
-        assert fits(batch, [100_000 * batch, 70_000 * batch], capacity * MIB)
-        assert not fits(batch + 1, [100_000 * (batch + 1), 70_000 * (batch + 1)], capacity * MIB)
-
-
-def test_one_sample_is_not_traced() -> None:
-    """Batch norm rejects a batch of one sample in training."""
-    traced: list[int] = []
-    found = Prediction(traced_by(lambda batch: [50 * MIB * batch], traced)).max_batch(target(40 * MIB), most=MOST)
-    assert (found.batch_size, found.most_batch_size) == (0, None)
-    assert 1 not in traced
 
 
 def test_a_step_whose_operations_depend_on_the_batch_is_traced_at_few_and_no_large_batches() -> None:
-    traced: list[int] = []
-    found = Prediction(traced_by(lambda batch: [2 * MIB] * batch, traced)).max_batch(target(400 * MIB), most=2**24)
-    assert fits(found.batch_size, [2 * MIB] * found.batch_size, 400 * MIB)
-    assert not fits(found.batch_size + 1, [2 * MIB] * (found.batch_size + 1), 400 * MIB)
+    found, traced = planned(lambda batch: [2 * MIB] * batch, 400 * MIB, 2**24)
     assert found.most_batch_size is None
     assert max(traced) <= 4 * found.batch_size
-    assert len(set(traced)) < 40
+    assert len(traced) < 40

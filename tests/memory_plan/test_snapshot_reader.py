@@ -16,9 +16,8 @@ from memory_plan.torch_snapshots import BASE, Frames, Recorder, frames, of_a_tra
 
 from amp_track.memory_plan.replay import predict_peak
 from amp_track.memory_plan.snapshot import snapshot
-from amp_track.memory_plan.snapshot_reader import NOTES, Notes, read_snapshot
+from amp_track.memory_plan.snapshot_reader import NOTES, Notes, read_snapshot, state_of
 from amp_track.records.errors import BadInput
-from amp_track.records.memory_state import MemoryState
 from amp_track.records.plan import Category
 
 MODULE = "/env/site-packages/torch/nn/modules/module.py"
@@ -43,22 +42,6 @@ PRETRAINED = frames("/hf/modeling_utils.py(1): from_pretrained", "/home/me/train
 CHECKPOINT = frames("/env/site-packages/torch/utils/checkpoint.py(1): unpack_hook")
 
 
-@pytest.fixture
-def read(tmp_path: Path) -> Any:
-    def write_and_read(data: Any) -> MemoryState:
-        file = tmp_path / "oom.pickle"
-        file.write_bytes(pickle.dumps(data))
-        return read_snapshot(file)
-
-    return write_and_read
-
-
-def read_bytes(data: dict[str, Any], folder: Path) -> MemoryState:
-    file = folder / "oom.pickle"
-    file.write_bytes(pickle.dumps(data))
-    return read_snapshot(file)
-
-
 @given(st.lists(st.integers(1, 30 * MIB), min_size=1, max_size=8))
 def test_the_peak_of_a_memory_plan_is_read_from_its_own_snapshot(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
@@ -77,13 +60,13 @@ def test_the_peak_of_a_memory_plan_is_read_from_its_own_snapshot(
 
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11, which sees one cycle
-def test_categories_are_those_that_torchs_profiler_finds(read: Any) -> None:
+def test_categories_are_those_that_torchs_profiler_finds() -> None:
     data, truth = of_a_training()
     sizes: Counter[str] = Counter()
     for segment in data["segments"]:
         for block in segment["blocks"]:
             sizes[truth[block["address"]]] += block["requested_size"]
-    state = read(data)
+    state = state_of(data)
     assert state.phase == "backward"
     found = {
         Category.PARAMETERS: sizes["parameter"],
@@ -98,9 +81,7 @@ def test_categories_are_those_that_torchs_profiler_finds(read: Any) -> None:
 
 
 @given(st.data())
-def test_the_state_is_that_of_the_failure_however_late_the_snapshot_was_taken(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_the_state_is_that_of_the_failure_however_late_the_snapshot_was_taken(data: st.DataObject) -> None:
     recorder = Recorder(64 * MIB)
     alive: list[int] = []
 
@@ -113,8 +94,7 @@ def test_the_state_is_that_of_the_failure_however_late_the_snapshot_was_taken(
 
     some_requests(8)
     assert recorder.allocate(65 * MIB, FORWARD) is None
-    folder = tmp_path_factory.getbasetemp()
-    at_once = read_bytes(recorder.snapshot(), folder)
+    at_once = state_of(recorder.snapshot())
     free = max((block.size_bytes for block in recorder.allocator.free_blocks()), default=0)
     assert at_once.largest_free_bytes == free
     assert at_once.reserved_bytes == recorder.allocator.reserved_bytes
@@ -122,17 +102,17 @@ def test_the_state_is_that_of_the_failure_however_late_the_snapshot_was_taken(
     while alive:
         recorder.free(alive.pop())
     recorder.empty_cache()
-    assert read_bytes(recorder.snapshot(), folder).holdings == at_once.holdings
-    assert read_bytes(recorder.snapshot(), folder).reserved_bytes == at_once.reserved_bytes
+    assert state_of(recorder.snapshot()).holdings == at_once.holdings
+    assert state_of(recorder.snapshot()).reserved_bytes == at_once.reserved_bytes
 
 
-def test_an_allocation_older_than_the_history_has_no_known_use(read: Any) -> None:
+def test_an_allocation_older_than_the_history_has_no_known_use() -> None:
     recorder = Recorder(64 * MIB)
     for _ in range(4):
         recorder.allocate(8 * MIB)
     recorder.allocate(8 * MIB, FORWARD)
     recorder.allocate(65 * MIB, FORWARD)
-    state = read(recorder.snapshot(entries=3))
+    state = state_of(recorder.snapshot(entries=3))
     assert state.by_category == {Category.OTHER: 32 * MIB, Category.ACTIVATIONS: 8 * MIB}
 
 
@@ -155,25 +135,25 @@ def test_an_allocation_older_than_the_history_has_no_known_use(read: Any) -> Non
         (frames("/home/me/train.py(7): <module>"), ("other tensors", "train.py:7 <module>", "")),
     ],
 )
-def test_the_stack_tells_the_use(read: Any, stack: Frames, use: tuple[str, str, str]) -> None:
+def test_the_stack_tells_the_use(stack: Frames, use: tuple[str, str, str]) -> None:
     recorder = Recorder(64 * MIB)
     recorder.allocate(8 * MIB, stack)
     recorder.allocate(65 * MIB, FORWARD)
-    (holding,) = read(recorder.snapshot()).holdings
+    (holding,) = state_of(recorder.snapshot()).holdings
     assert (holding.category, holding.layer, holding.operation) == use
 
 
-def test_temporaries_of_the_optimizer_step_that_failed_are_not_its_state(read: Any) -> None:
+def test_temporaries_of_the_optimizer_step_that_failed_are_not_its_state() -> None:
     recorder = Recorder(64 * MIB)
     recorder.allocate(8 * MIB, STATE)
     recorder.allocate(4 * MIB, UPDATE)
     recorder.allocate(65 * MIB, UPDATE)
-    state = read(recorder.snapshot())
+    state = state_of(recorder.snapshot())
     assert state.phase == "optimizer"
     assert state.by_category == {Category.OPTIMIZER_STATE: 8 * MIB, Category.TEMPORARIES: 4 * MIB}
 
 
-def test_notes_of_a_watched_training_name_tensors_and_layers(read: Any) -> None:
+def test_notes_of_a_watched_training_name_tensors_and_layers() -> None:
     recorder = Recorder(64 * MIB, free_bytes=3 * MIB)
     weight = recorder.allocate(8 * MIB)
     recorder.allocate(16 * MIB, FORWARD, layer="block.0")
@@ -189,7 +169,7 @@ def test_notes_of_a_watched_training_name_tensors_and_layers(read: Any) -> None:
         device_bytes=100 * MIB,
         limit_bytes=64 * MIB,
     )
-    state = read(recorder.snapshot() | {NOTES: notes.as_dict()})
+    state = state_of(recorder.snapshot() | {NOTES: notes.as_dict()})
     assert [(one.category, one.layer) for one in state.holdings] == [
         (Category.ACTIVATIONS, "block.0"),
         (Category.PARAMETERS, "block.0"),
@@ -200,17 +180,17 @@ def test_notes_of_a_watched_training_name_tensors_and_layers(read: Any) -> None:
     assert state.max_batch() == (64 - 8 - 8) * 16 // (16 + 65)
 
 
-def test_a_layer_named_by_a_watch_is_a_forward_pass_also_in_a_closure(read: Any) -> None:
+def test_a_layer_named_by_a_watch_is_a_forward_pass_also_in_a_closure() -> None:
     recorder = Recorder(64 * MIB)
     recorder.allocate(8 * MIB, UPDATE, layer="block.0")
     recorder.allocate(65 * MIB, FORWARD + UPDATE, layer="block.1")
-    state = read(recorder.snapshot())
+    state = state_of(recorder.snapshot())
     assert state.phase == "forward"
     assert [(one.category, one.layer) for one in state.holdings] == [(Category.ACTIVATIONS, "block.0")]
     assert (state.failed.category, state.failed.layer) == (Category.ACTIVATIONS, "block.1")
 
 
-def test_an_expandable_segment_grows_and_shrinks_by_parts(read: Any) -> None:
+def test_an_expandable_segment_grows_and_shrinks_by_parts() -> None:
     """A region of 20 MiB when an allocation failed, then extended at its end and shortened at its start."""
     block = {"address": BASE + 8 * MIB, "size": 4 * MIB, "requested_size": 4 * MIB, "state": "active_allocated"}
     segment = {"address": BASE + 2 * MIB, "total_size": 38 * MIB, "blocks": [block]}
@@ -221,21 +201,21 @@ def test_an_expandable_segment_grows_and_shrinks_by_parts(read: Any) -> None:
         {"action": "segment_map", "addr": BASE + 20 * MIB, "size": 20 * MIB},
         {"action": "segment_unmap", "addr": BASE, "size": 2 * MIB},
     ]
-    state = read({"segments": [segment], "device_traces": [trace]})
+    state = state_of({"segments": [segment], "device_traces": [trace]})
     assert (state.reserved_bytes, state.allocated_bytes) == (20 * MIB, 4 * MIB)
     assert state.largest_free_bytes == 8 * MIB
 
 
-def test_the_peak_may_be_before_the_history(read: Any) -> None:
+def test_the_peak_may_be_before_the_history() -> None:
     recorder = Recorder(64 * MIB)
     addresses = [recorder.allocate(8 * MIB, FORWARD) for _ in range(4)]
     for address in addresses:
         assert address is not None
         recorder.free(address)
-    assert sum(read(recorder.snapshot(entries=8)).by_category.values()) == 32 * MIB
+    assert sum(state_of(recorder.snapshot(entries=8)).by_category.values()) == 32 * MIB
 
 
-def test_the_device_whose_allocation_failed_is_explained(read: Any) -> None:
+def test_the_device_whose_allocation_failed_is_explained() -> None:
     failed, other = Recorder(64 * MIB), Recorder(64 * MIB)
     other.allocate(30 * MIB, FORWARD)
     failed.allocate(8 * MIB, FORWARD)
@@ -245,15 +225,15 @@ def test_the_device_whose_allocation_failed_is_explained(read: Any) -> None:
         "segments": first["segments"] + second["segments"],
         "device_traces": [first["device_traces"][0], second["device_traces"][1]],
     }
-    state = read(data)
+    state = state_of(data)
     assert state.by_category == {Category.ACTIVATIONS: 8 * MIB}
 
 
-def test_the_capacity_is_what_was_reserved_and_free(read: Any) -> None:
+def test_the_capacity_is_what_was_reserved_and_free() -> None:
     recorder = Recorder(64 * MIB, free_bytes=5 * MIB)
     recorder.allocate(30 * MIB, FORWARD)
     recorder.allocate(65 * MIB, FORWARD)
-    assert read(recorder.snapshot()).capacity_bytes == 35 * MIB
+    assert state_of(recorder.snapshot()).capacity_bytes == 35 * MIB
 
 
 class _Harmful:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from memory_plan.profiled import profiled_training
-from memory_plan.test_fake_step import fake_step, job, most_alive
+from memory_plan.test_fake_step import fake_step, job
 from torch import nn
 from torch.nn import functional
 
 from amp_track.config import job as config_job
 from amp_track.config.job import Job
-from amp_track.memory_plan.replay import predict_peak
+from amp_track.memory_plan.replay import most_alive_bytes, predict_peak
 from amp_track.records.errors import BadInput
 from amp_track.records.plan import Category
 from amp_track.targets import source
@@ -97,7 +97,7 @@ def test_as_many_bytes_are_alive_as_the_profiler_sees(config: Written, name: str
     length = 24 if name == "bert" else 64
     workload = load_workload(config(name), [("sequence_length", str(length))])
     trace = fake_step(job(), workload, as_cuda=False).trace(precision, 8).with_next_step()
-    assert most_alive(trace) == pytest.approx(profiled_training(workload, precision, 8), rel=0.005)
+    assert most_alive_bytes(trace, trace.sizes) == pytest.approx(profiled_training(workload, precision, 8), rel=0.005)
 
 
 @pytest.mark.parametrize(
