@@ -203,16 +203,12 @@ def import_alone() -> dict[str, float]:
     """Import what a job of the digits needs in a Python of its own, and return what that cost: no start is faster."""
     modules = ", ".join([*REQUIRED_MODULES, *STEP_MODULES, "sklearn.datasets", "sklearn.model_selection"])
     code = f"import gc, os; gc.disable(); import {modules}; os._exit(0)"
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], env=os.environ | processes.ENVIRONMENT, check=True)
-    return {"import_seconds": time.perf_counter() - began}
+    return {"import_seconds": processes.seconds_of([sys.executable, "-c", code], Path.cwd())}
 
 
 def report() -> dict[str, float]:
     """Make the report of the study in the current folder, and return what that cost."""
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "amp_track", "report", "s"], check=True, capture_output=True)
-    seconds = time.perf_counter() - began
+    seconds = processes.seconds_of([sys.executable, "-m", "amp_track", "report", "s"], Path.cwd())
     (page,) = Path("mlruns").glob("*/*/artifacts/report.html")
     return {
         "report_seconds": seconds,

@@ -166,22 +166,13 @@ def _timm(case: Case, finder: str, workload: Any, data: Any, eval_data: Any, tri
 
 def _train(case: Case, workload: Any, data: Any, batch_size: int) -> None:
     """Make some training steps on a new model, as a script without a trainer does."""
-    import torch
     from torch.utils.data import DataLoader
 
-    from amp_track.config.precisions import Precision
+    from benchmarks.bare import BareStep
 
-    precision = Precision.named(case.precision)
-    model = workload.model().to(case.device)
-    optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
-    scaler = torch.amp.GradScaler(case.device, enabled=case.precision == "amp")
+    step = BareStep(workload, workload.model().to(case.device), case.precision, case.device)
     for _, (inputs, targets) in zip(range(STEPS), DataLoader(data, batch_size, shuffle=True), strict=False):
-        with precision.autocast(case.device):
-            loss = workload.loss(model(inputs.to(case.device)), targets.to(case.device))
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+        step(inputs, targets)
 
 
 def peer_command(case: Case, finder: str) -> list[str]:

@@ -48,19 +48,25 @@ _ROWS_OF_A_PROCESS = 20
 
 
 @dataclass(frozen=True)
-class Published:
-    """A row of the published table."""
+class _Trained:
+    """A model as it was trained."""
 
     model: str
     image_size: int
     layout: str
-    batch_size: int
-    samples_per_second: float
-    parameters_millions: float
 
     @property
     def key(self) -> tuple[str, int, str]:
         return self.model, self.image_size, self.layout
+
+
+@dataclass(frozen=True)
+class Published(_Trained):
+    """A row of the published table."""
+
+    batch_size: int
+    samples_per_second: float
+    parameters_millions: float
 
     @property
     def failed_batch_size(self) -> int | None:
@@ -70,12 +76,9 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Predicted:
+class Predicted(_Trained):
     """The prediction for a row; with an error, none."""
 
-    model: str
-    image_size: int
-    layout: str
     family: str
     expected: int = 0
     safe: int = 0
@@ -83,10 +86,6 @@ class Predicted:
     hole: int | None = None
     seconds: float = 0.0
     error: str = ""
-
-    @property
-    def key(self) -> tuple[str, int, str]:
-        return self.model, self.image_size, self.layout
 
 
 def published() -> list[Published]:
@@ -125,8 +124,7 @@ def family_of(model: str) -> str:
 
 def predict(row: Published, traces: Path | None = None) -> Predicted:
     """Predict a row, on the published software: eager kernels, attention in separate operations."""
-    os.environ["TIMM_FUSED_ATTN"] = "0"
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ |= {"CUDA_MODULE_LOADING": "EAGER", "TIMM_FUSED_ATTN": "0", "CUDA_VISIBLE_DEVICES": ""}
     warnings.simplefilter("ignore")  # of timm, about names of models
     import torch
 
@@ -159,7 +157,7 @@ def _max_batch(row: Published, traces: Path | None) -> Any:
     from amp_track.memory_plan.replay import with_workspaces
     from amp_track.targets.workload import load_workload
 
-    target = gpu_named(GPU).target(eager=True)
+    target = gpu_named(GPU).target()
     options = (("optimizer_name", "sgd"), ("image_size", str(row.image_size)))
     workload = load_workload(f"timm:{row.model}", options)
     with torch.device("meta"):

@@ -25,15 +25,7 @@ SEGMENT_ROUNDING_BYTES = 2 * 2**20  # kRoundLarge: the size of such a segment is
 
 
 class SimulatedOutOfMemory(Exception):
-    """Raised if a request does not fit, with the size of the segment that it needed."""
-
-    def __init__(self, requested_bytes: int, allocator: CachingAllocator) -> None:
-        self.requested_bytes = requested_bytes
-        self.allocated_bytes, self.reserved_bytes = allocator.allocated_bytes, allocator.reserved_bytes
-        super().__init__(
-            f"tried to allocate {requested_bytes} bytes with {self.allocated_bytes} allocated and "
-            f"{self.reserved_bytes} reserved of {allocator.capacity_bytes}"
-        )
+    """Raised if a request does not fit the capacity."""
 
 
 @dataclass(eq=False, slots=True)
@@ -126,7 +118,7 @@ class CachingAllocator:
             self.retries += 1
             self.empty_cache()
             if not self._has_room(size_bytes):
-                raise SimulatedOutOfMemory(size_bytes, self)
+                raise SimulatedOutOfMemory
         self.reserved_bytes += size_bytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         block = Block(self._next_address, size_bytes, is_small)
@@ -174,7 +166,7 @@ class PlainAllocator(CachingAllocator):
     def allocate(self, size_bytes: int) -> Block:
         """Return a block of that size. Raises SimulatedOutOfMemory if it does not fit."""
         if not self._has_room(size_bytes):
-            raise SimulatedOutOfMemory(size_bytes, self)
+            raise SimulatedOutOfMemory
         self._next_address += size_bytes
         self._hold(size_bytes)
         return Block(self._next_address - size_bytes, size_bytes, is_small=False)

@@ -104,73 +104,46 @@ def _ways_out(
 
     samples = peak.batch_size or 1
     found: list[WayOut] = []
+
+    def add(change: str, cost: str, saved_bytes: float, max_batch: int | None = None) -> None:
+        if saved_bytes > _WORTH_IT * peak.allocated_bytes:
+            found.append(WayOut(change=change, cost=cost, saved_bytes=int(saved_bytes), max_batch=max_batch))
+
     is_split = state.failed is not None and state.largest_free_bytes < state.failed.size_bytes <= state.unused_bytes
     if is_cuda and is_split and not state.expandable_segments:
-        found.append(
-            WayOut(
-                change="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-                cost="none: the unused memory would be enough in one piece",
-                saved_bytes=state.unused_bytes,
-            )
-        )
+        cost = "none: the unused memory would be enough in one piece"
+        add("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", cost, state.unused_bytes)
     for plan in lower:
-        found.append(
-            WayOut(
-                change=f"{plan.precision} instead of {peak.precision}",
-                cost=_COST_OF_16_BIT,
-                saved_bytes=peak.reserved_bytes - plan.peak.reserved_bytes,
-                max_batch=plan.max_batches[0].batch_size if max_batch is not None else None,
-            )
-        )
+        saved_bytes = peak.reserved_bytes - plan.peak.reserved_bytes
+        of_plan = plan.max_batches[0].batch_size if max_batch is not None else None
+        add(f"{plan.precision} instead of {peak.precision}", _COST_OF_16_BIT, saved_bytes, of_plan)
     if not lower and peak.precision in ("", "fp32", "tf32") and not peak.has_16_bit_weights:
         # autocast keeps activations in 16 bits, and a 16-bit copy of each weight
         copies, activations = peak.bytes_of(Category.PARAMETERS) / 2, peak.bytes_of(Category.ACTIVATIONS) / 2
-        found.append(
-            WayOut(
-                change="autocast to bfloat16" + ("" if peak.precision else ", unless it is used already"),
-                cost=_COST_OF_16_BIT,
-                saved_bytes=int(activations - copies),
-                max_batch=batch_with(-copies, activations / samples),
-            )
-        )
+        change = "autocast to bfloat16" + ("" if peak.precision else ", unless it is used already")
+        add(change, _COST_OF_16_BIT, activations - copies, batch_with(-copies, activations / samples))
     if max_batch and peak.batch_size is not None and max_batch < peak.batch_size:
         size, grad_accum = micro_batch(peak.batch_size, max_batch) or (1, peak.batch_size)
-        found.append(
-            WayOut(
-                change=f"batch {size:,}, {grad_accum:,} batches per optimizer step",
-                cost="slower if the device is not busy at the smaller batch; batch norm sees fewer samples",
-                saved_bytes=int(peak.sample_bytes * (peak.batch_size - size)),
-            )
-        )
+        change = f"batch {size:,}, {grad_accum:,} batches per optimizer step"
+        cost = "slower if the device is not busy at the smaller batch; batch norm sees fewer samples"
+        add(change, cost, peak.sample_bytes * (peak.batch_size - size))
     if is_cuda and state.phase == "optimizer":
         known = [*state.holdings, *([state.failed] if state.failed is not None else [])]
         temporaries = [one for one in known if one.category is Category.TEMPORARIES and one.layer == OPTIMIZER]
-        found.append(
-            WayOut(
-                change="fused=True or foreach=False in the optimizer",
-                cost="foreach=False is slower with many small parameters",
-                saved_bytes=sum(one.size_bytes for one in temporaries),
-            )
-        )
+        cost = "foreach=False is slower with many small parameters"
+        add("fused=True or foreach=False in the optimizer", cost, sum(one.size_bytes for one in temporaries))
     states = peak.bytes_of(Category.OPTIMIZER_STATE) if not peak.has_16_bit_weights else 0
     for change, cost, saved_bytes in (
         ("8-bit optimizer states, as in bitsandbytes", "another package; check the metric", int(states * _EIGHT_BIT)),
         ("bfloat16 optimizer states", "the optimizer must support them; check the metric", states // 2),
     ):
-        found.append(
-            WayOut(change=change, cost=cost, saved_bytes=saved_bytes, max_batch=batch_with(saved_bytes))
-        )  # fmt: skip
+        add(change, cost, saved_bytes, batch_with(saved_bytes))
     blocks, saved_bytes = _checkpointed(peak)
     if blocks > 1:
-        found.append(
-            WayOut(
-                change=f"activation checkpointing of {blocks} blocks (torch.utils.checkpoint)",
-                cost="about a third more computation: the forward pass runs twice",
-                saved_bytes=saved_bytes,
-                max_batch=batch_with(0, saved_bytes / samples),
-            )
-        )
-    return tuple(way for way in found if way.saved_bytes > _WORTH_IT * peak.allocated_bytes)
+        change = f"activation checkpointing of {blocks} blocks (torch.utils.checkpoint)"
+        cost = "about a third more computation: the forward pass runs twice"
+        add(change, cost, saved_bytes, batch_with(0, saved_bytes / samples))
+    return tuple(found)
 
 
 def _checkpointed(state: MemoryState) -> tuple[int, int]:

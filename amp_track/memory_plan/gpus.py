@@ -42,33 +42,24 @@ class Gpu:
     source: str
     """A GitHub issue with such a message, or "public logs" if its repository is unknown."""
 
-    def range_bytes(self, *, eager: bool | None = None) -> tuple[int, int]:
-        """Return the least and the most memory that is available to PyTorch's allocator.
+    def target(self) -> PlanTarget:
+        """Return the GPU as a target of a memory plan, with the memory that is available to PyTorch's allocator.
 
-        `eager`: all kernels are loaded at the start. Default: if the environment sets CUDA_MODULE_LOADING to EAGER.
+        The middle of its range is expected.
         """
-        if eager is None:
-            eager = os.environ.get("CUDA_MODULE_LOADING") == "EAGER"
-        kernels = _EAGER_GIB if eager else (0.0, 0.0)
-        least = self.memory_gib[0] - self.context_gib[1] - kernels[1]
-        return round(least * _GIB), round((self.memory_gib[1] - self.context_gib[0] - kernels[0]) * _GIB)
-
-    def target(self, *, eager: bool | None = None) -> PlanTarget:
-        """Return the GPU as a target of a memory plan. The middle of its range is expected."""
-        range_bytes = self.range_bytes(eager=eager)
+        kernels = _EAGER_GIB if os.environ.get("CUDA_MODULE_LOADING") == "EAGER" else (0.0, 0.0)
+        least_gib = self.memory_gib[0] - self.context_gib[1] - kernels[1]
+        most_gib = self.memory_gib[1] - self.context_gib[0] - kernels[0]
+        range_bytes = round(least_gib * _GIB), round(most_gib * _GIB)
         return PlanTarget(
             name=self.name,
             capacity_bytes=sum(range_bytes) // 2,
             range_bytes=range_bytes,
-            blas_workspace_bytes=self.blas_workspace_bytes,
+            blas_workspace_bytes=blas_workspace_bytes(self.compute_capability),
             is_gpu=True,
             lacks=tuple((name, reason) for name in BY_NAME if (reason := self.lacks(name))),
             rates=RATES.get(self.name),
         )
-
-    @property
-    def blas_workspace_bytes(self) -> int:
-        return blas_workspace_bytes(self.compute_capability)
 
     def lacks(self, precision: str) -> str:
         """Return why the GPU does not support this precision, or ""."""

@@ -179,13 +179,9 @@ def _copy(model: nn.Module, device: str) -> nn.Module:
     hooks = (each for module in model.modules() for each in torch_internals.hooks(module))
     memo: dict[int, Any] = {id(each): OrderedDict(_own_hooks(each)) for each in hooks}
 
-    def empty(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
-        if id(tensor) not in memo:
-            like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-            is_parameter = isinstance(tensor, nn.Parameter)
-            memo[id(tensor)] = nn.Parameter(like, tensor.requires_grad) if is_parameter else like
-        return memo[id(tensor)]  # type: ignore[no-any-return]
-
+    empty = torch_internals.copied_by(
+        lambda tensor: torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    )
     with mock.patch.object(Tensor, "__deepcopy__", empty), mock.patch.object(nn.Parameter, "__deepcopy__", empty):
         return copy.deepcopy(model, memo)
 

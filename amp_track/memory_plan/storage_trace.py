@@ -6,7 +6,6 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,14 +21,6 @@ from amp_track.memory_plan.torch_internals import (
     tree_leaves,
 )
 from amp_track.records.plan import OPTIMIZER, Category, Phase, Storage
-
-
-@dataclass
-class _Living:
-    """A live storage. The weak reference reports its death."""
-
-    index: int
-    reference: weakref.ref[torch.UntypedStorage] | None = None
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -58,8 +49,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device_type = device_type
         self._layer = layer
         self._as_cuda = as_cuda
-        self._living: dict[int, _Living] = {}
-        """By the address of the storage's C++ object."""
+        self._living: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        """The index of each live storage, and a reference that reports its death, by the address of its C++ object."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -93,15 +84,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def assign(self, tensors: Iterable[Tensor], category: Category) -> None:
         """Set the category of these tensors' storages."""
         for tensor in tensors:
-            if (living := self._living.get(storage_key(tensor))) is not None:
-                self.storages[living.index] = dataclasses.replace(self.storages[living.index], category=category)
+            if (key := storage_key(tensor)) in self._living:
+                index, _ = self._living[key]
+                self.storages[index] = dataclasses.replace(self.storages[index], category=category)
 
     def assign_living(self, category: Category) -> None:
         """Set the category of every live temporary storage."""
-        for living in self._living.values():
-            storage = self.storages[living.index]
-            if storage.category is Category.TEMPORARIES:
-                self.storages[living.index] = dataclasses.replace(storage, category=category)
+        for index, _ in self._living.values():
+            if self.storages[index].category is Category.TEMPORARIES:
+                self.storages[index] = dataclasses.replace(self.storages[index], category=category)
 
     def _count(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         flops = flops_of(operation, args, kwargs, result)
@@ -129,8 +120,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self._living or not size_bytes:
             return
         index = self._born(size_bytes, category, layer, operation)
-        living = self._living[key] = _Living(index)
-        living.reference = weakref.ref(storage, lambda reference, key=key: self._died(key))  # type: ignore[misc]
+        self._living[key] = index, weakref.ref(storage, lambda _: self._died(key))
 
     def _born(self, size_bytes: int, category: Category, layer: str, operation: str) -> int:
         self.storages.append(Storage(size_bytes=size_bytes, category=category, layer=layer, operation=operation))
@@ -138,7 +128,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return len(self.storages) - 1
 
     def _died(self, key: int) -> None:
-        self.events.append(~self._living.pop(key).index)
+        index, _ = self._living.pop(key)
+        self.events.append(~index)
 
 
 def flops_of(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:

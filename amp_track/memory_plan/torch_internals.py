@@ -69,6 +69,18 @@ _MOST_CONSTANTS = 2**20
 AUTOCAST, AUTOGRAD = "AutocastCPU", "AutogradCPU"
 
 
+def copied_by(make: Callable[[Tensor], Tensor]) -> Callable[[Tensor, dict[int, Any]], Tensor]:
+    """Return a `__deepcopy__` of tensors that makes each copy by a function, of a parameter a parameter."""
+
+    def copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+        if id(tensor) not in memo:
+            copy, is_parameter = make(tensor), isinstance(tensor, torch.nn.Parameter)
+            memo[id(tensor)] = torch.nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
+        return memo[id(tensor)]  # type: ignore[no-any-return]
+
+    return copied
+
+
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
     """Make every tensor within the block fake: with shape, strides and dtype, but without memory.
@@ -80,19 +92,13 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
     `nn.init.trunc_normal_` draws until no value is too large, which needs values (torch 2.15).
     """
 
-    def copied(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
-        if id(tensor) not in memo:
-            copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            is_parameter = isinstance(tensor, torch.nn.Parameter)
-            memo[id(tensor)] = torch.nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
-        return memo[id(tensor)]  # type: ignore[no-any-return]
-
     copy_values = Tensor.__deepcopy__
 
     def copied_with_values(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         with _disable_current_modes():
             return copy_values(tensor, memo)  # type: ignore[no-any-return, no-untyped-call]
 
+    copied = copied_by(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     swap = torch.utils.swap_tensors
 

@@ -66,10 +66,9 @@ def test_a_segment_with_a_block_in_use_is_not_given_back() -> None:
     allocator = CachingAllocator(capacity_bytes=40 * MIB)
     first, _ = allocate(allocator, 15 * MIB, 15 * MIB)
     allocator.free(first)
-    with pytest.raises(SimulatedOutOfMemory) as raised:
+    with pytest.raises(SimulatedOutOfMemory):
         allocator.allocate(26 * MIB)
-    assert raised.value.requested_bytes == 26 * MIB
-    assert (raised.value.allocated_bytes, raised.value.reserved_bytes) == (16 * MIB, 16 * MIB)
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (16 * MIB, 16 * MIB)
 
 
 sizes = st.one_of(
