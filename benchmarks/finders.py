@@ -46,7 +46,7 @@ from benchmarks.finder_results import (
 )
 from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
 from benchmarks.processes import busy_loops
-from benchmarks.provenance import RESULTS, provenance, versions
+from benchmarks.provenance import RESULTS, provenance, versions, write
 from benchmarks.trial_phases import end_of_proof, seconds_by_part, seconds_by_phase, timed_trials
 
 BUDGETS_MIB = {"Cnn": 512, "Transformer": 256, "Lstm": 128, "UNet": 512, "ResNet18": 512}
@@ -181,9 +181,7 @@ def keep(file: Path, rows: list[Row], *, beside: int) -> None:
         keys = {row.key for row in rows}
         rows = [row for row in ROWS.validate_python(stored["rows"]) if row.key not in keys] + rows
     rows.sort(key=lambda row: (list(BUDGETS_MIB).index(row.model), len(row.precisions), _order(row.precisions)))
-    file.parent.mkdir(exist_ok=True)
-    result |= {"summary": summary(rows), "rows": ROWS.dump_python(rows, mode="json")}
-    file.write_text(json.dumps(result, indent=2) + "\n")
+    write(file.stem, result | {"summary": summary(rows), "rows": ROWS.dump_python(rows, mode="json")})
 
 
 def _order(precisions: tuple[str, ...]) -> list[int]:

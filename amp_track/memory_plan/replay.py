@@ -71,13 +71,11 @@ def with_workspaces(trace: StepTrace, size_bytes: int, *, convolutions: bool = F
 def predict_peak(
     trace: StepTrace, *, capacity_bytes: int | None = None, kind: type[CachingAllocator] = CachingAllocator
 ) -> PeakMemory:
-    """Return the peak memory of a traced step. Raises SimulatedOutOfMemory if it exceeds a capacity."""
+    """Return the peak memory of a traced step, which must fit the capacity."""
     allocator = kind(capacity_bytes)
-    peak = most = 0
-    for position, _ in replay_of(trace, trace.sizes, allocator):
-        if allocator.allocated_bytes > most:
-            most, peak = allocator.allocated_bytes, position
-    living = _living(trace, peak + 1)
+    end, failed = _peak_and_failure(trace, allocator)
+    assert failed is None, "the step fits"
+    living = _living(trace, end)
     by_category: Counter[Category] = Counter()
     by_layer: Counter[str] = Counter()
     for storage in living:
@@ -98,30 +96,34 @@ def state_at_failure(
 ) -> MemoryState:
     """Return the memory when an allocation of the step fails, or at its peak if all fit the capacity."""
     allocator = kind(capacity_bytes)
-    position, peak, most = -1, 0, 0
+    end, failed = _peak_and_failure(trace, allocator)
+    if failed is None:
+        return _state(
+            trace, end, None,
+            allocated_bytes=allocator.train_peak_allocated_bytes, reserved_bytes=allocator.peak_reserved_bytes,
+            capacity_bytes=capacity_bytes,
+        )  # fmt: skip
+    return _state(
+        trace,
+        failed,
+        trace.storages[trace.events[failed]],
+        allocated_bytes=allocator.allocated_bytes,
+        reserved_bytes=allocator.reserved_bytes,
+        largest_free_bytes=max((block.size_bytes for block in allocator.free_blocks()), default=0),
+        capacity_bytes=capacity_bytes,
+    )
+
+
+def _peak_and_failure(trace: StepTrace, allocator: CachingAllocator) -> tuple[int, int | None]:
+    """Replay a trace; return the number of events up to the peak, and the index of the event that does not fit."""
+    position, end, most = -1, 0, 0
     try:
         for position, _ in replay_of(trace, trace.sizes, allocator):
             if allocator.allocated_bytes > most:
-                most, peak = allocator.allocated_bytes, position + 1
+                most, end = allocator.allocated_bytes, position + 1
     except SimulatedOutOfMemory:
-        failed = position + 1 if position + 1 < len(trace.events) else trace.repeated_from or 0
-        return _state(
-            trace,
-            failed,
-            trace.storages[trace.events[failed]],
-            allocated_bytes=allocator.allocated_bytes,
-            reserved_bytes=allocator.reserved_bytes,
-            largest_free_bytes=max((block.size_bytes for block in allocator.free_blocks()), default=0),
-            capacity_bytes=capacity_bytes,
-        )
-    return _state(
-        trace,
-        peak,
-        None,
-        allocated_bytes=most,
-        reserved_bytes=allocator.peak_reserved_bytes,
-        capacity_bytes=capacity_bytes,
-    )
+        return end, position + 1 if position + 1 < len(trace.events) else trace.repeated_from or 0
+    return end, None
 
 
 def _state(trace: StepTrace, end: int, failed: Storage | None, **sizes: Any) -> MemoryState:
