@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -58,41 +58,32 @@ class Bench:
         return str(EXPERIMENTS / f"{name}.py")
 
     def compare(
-        self, name: str, options: Mapping[str, object], *, vary: tuple[str, tuple[str, ...]] | None = None, **job: Any
+        self,
+        name: str,
+        options: Mapping[str, object],
+        *,
+        vary: tuple[str, tuple[str, ...]] | None = None,
+        seeds: int | None = None,
+        **job: Any,
     ) -> CompareResult:
         """Run `amp-track compare` in temporary stores."""
-        return self._compared(name, options, vary=vary, seeds=self.repeats, **job)
+        # MLflow keeps artifacts in the working directory
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            return amp_track.compare(
+                self.workload(name),
+                device=self.device,
+                set=options,
+                vary={vary[0]: vary[1]} if vary is not None else None,
+                seeds=seeds or self.repeats,
+                tracking_uri=f"sqlite:///{folder}/mlflow.db",
+                **job,
+            )
 
     def memory(self, result: CompareResult, name: str, options: Mapping[str, object], **job: Any) -> CompareResult:
         """Return the result to read memory from: on a CPU, a few steps within a budget."""
         if self.kind != "cpu":
             return result
-        return self._compared(name, options, vary=None, seeds=1, memory_budget=4 * GIBIBYTE, **job)
-
-    def _compared(
-        self,
-        name: str,
-        options: Mapping[str, object],
-        *,
-        vary: tuple[str, tuple[str, ...]] | None,
-        seeds: int,
-        **job: Any,
-    ) -> CompareResult:
-        with tempfile.TemporaryDirectory() as folder:
-            before = os.getcwd()
-            os.chdir(folder)  # MLflow keeps artifacts in the working directory
-            try:
-                return amp_track.compare(
-                    self.workload(name),
-                    device=self.device,
-                    set=options,
-                    vary={vary[0]: vary[1]} if vary is not None else None,
-                    seeds=seeds,
-                    tracking_uri=f"sqlite:///{folder}/mlflow.db",
-                    **job,
-                )
-            finally:
-                os.chdir(before)
+        return self.compare(name, options, seeds=1, memory_budget=4 * GIBIBYTE, **job)
 
     def job(self, name: str, **settings: Any) -> Job:
         asked = Job(workload=self.workload(name), device=self.device, **settings)

@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,15 @@ def request(job: Job, **settings: Any) -> Request:
         search_options=SearchOptions(**taken(SearchOptions)),
         **settings,
     )  # fmt: skip
+
+
+def tokens(page: Path) -> Iterator[Any]:
+    """Yield all tokens of a page in Markdown, including those within paragraphs."""
+    from markdown_it import MarkdownIt
+
+    for token in MarkdownIt("commonmark").enable("table").parse(page.read_text()):
+        yield token
+        yield from token.children or ()
 
 
 def some_nightly(values: Iterable[str], *, quick: Collection[str]) -> list[ParameterSet]:

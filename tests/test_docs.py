@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 import typer.main
 import yaml
-from markdown_it import MarkdownIt
-from support import ROOT
+from support import ROOT, tokens
 
 import amp_track
 from amp_track import cli
@@ -174,13 +173,6 @@ def test_an_example_on_a_cluster_says_in_one_line_what_is_missing() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ links and commands
-
-
-def tokens(page: Path) -> Iterator[Any]:
-    """Yield all tokens of a page, including those within paragraphs."""
-    for token in MarkdownIt("commonmark").enable("table").parse(page.read_text()):
-        yield token
-        yield from token.children or ()
 
 
 def anchors(page: Path) -> set[str]:

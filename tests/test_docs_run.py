@@ -21,9 +21,8 @@ from typing import Any
 import nbformat
 import pytest
 import torch
-from markdown_it import MarkdownIt
 from nbclient import NotebookClient
-from support import ROOT
+from support import ROOT, tokens
 
 import amp_track
 
@@ -100,7 +99,7 @@ class Snippet:
 
 
 def fences(page: Path, language: str) -> Iterator[str]:
-    for token in MarkdownIt("commonmark").enable("table").parse(page.read_text()):
+    for token in tokens(page):
         if token.type == "fence" and token.info == language:
             yield token.content
 

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from markdown_it import MarkdownIt
-from support import ROOT
+from support import ROOT, tokens
 
 BANNED = {
     r"edges?": "max batch",
@@ -50,7 +49,7 @@ def messages(file: Path) -> Iterator[tuple[int, str]]:
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
     """Every text of a page outside code, with its line."""
-    for token in MarkdownIt("commonmark").enable("table").parse(page.read_text()):
+    for token in tokens(page):
         if token.type == "inline":
             text = " ".join(child.content for child in token.children or () if child.type == "text")
             yield (token.map or [0])[0] + 1, text

@@ -35,7 +35,7 @@ class Recorder:
 
     def __init__(self, capacity_bytes: int, *, free_bytes: int = 0) -> None:
         self.trace: list[dict[str, Any]] = []
-        self._allocator = CachingAllocator(capacity_bytes)
+        self.allocator = CachingAllocator(capacity_bytes)
         self._free_bytes = free_bytes
         self._blocks: dict[int, tuple[Block, int, Frames]] = {}
         self._segments: dict[int, int] = {}
@@ -45,7 +45,7 @@ class Recorder:
         entry = {"size": size_bytes, "stream": 0, "time_us": len(self.trace), "frames": stack or []}
         entry |= {"user_metadata": layer} if layer else {}
         try:
-            block = self._allocator.allocate(size_bytes)
+            block = self.allocator.allocate(size_bytes)
         except SimulatedOutOfMemory:
             self._note_segments()
             rounded = -(-size_bytes // 512) * 512
@@ -59,22 +59,18 @@ class Recorder:
 
     def free(self, address: int) -> None:
         block, size_bytes, _ = self._blocks.pop(address)
-        self._allocator.free(block)
+        self.allocator.free(block)
         for action in ("free_requested", "free_completed"):
             self.trace.append({"action": action, "addr": address, "size": size_bytes, "stream": 0, "frames": []})
 
     def empty_cache(self) -> None:
-        self._allocator.empty_cache()
+        self.allocator.empty_cache()
         self._note_segments()
-
-    @property
-    def allocator(self) -> CachingAllocator:
-        return self._allocator
 
     def snapshot(self, device: int = 0, *, entries: int | None = None) -> dict[str, Any]:
         """Return the snapshot as it is now, with the last entries of the history."""
         segments = []
-        for start, size_bytes in self._allocator.segments.items():
+        for start, size_bytes in self.allocator.segments.items():
             within = range(BASE + start, BASE + start + size_bytes)
             blocks = [
                 {
@@ -92,11 +88,11 @@ class Recorder:
         return {"segments": segments, "device_traces": [[] for _ in range(device)] + [trace], "allocator_settings": {}}
 
     def _note_segments(self) -> None:
-        for address in self._segments.keys() - self._allocator.segments.keys():
+        for address in self._segments.keys() - self.allocator.segments.keys():
             size_bytes = self._segments.pop(address)
             self.trace.append({"action": "segment_free", "addr": BASE + address, "size": size_bytes, "frames": []})
-        for address in self._allocator.segments.keys() - self._segments.keys():
-            size_bytes = self._segments[address] = self._allocator.segments[address]
+        for address in self.allocator.segments.keys() - self._segments.keys():
+            size_bytes = self._segments[address] = self.allocator.segments[address]
             self.trace.append({"action": "segment_alloc", "addr": BASE + address, "size": size_bytes, "frames": []})
 
 
