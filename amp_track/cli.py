@@ -221,17 +221,10 @@ def train_command(
     if request.resumption.resume is None:  # else its run names the workload
         _start_imports(request)
     from amp_track.commands import train
-    from amp_track.report import train as train_report
-    from amp_track.report.table import print_table
+    from amp_track.report.train import blocks
 
-    result = printing.print_or_return(train.train, request, as_json)
-    if result is None:
-        return
-    for block in train_report.blocks(result, see_with=printing.mlflow_ui(request), ui=request.stores.mlflow.ui):
-        if isinstance(block, str):
-            print(block)
-        else:
-            print_table(block)
+    see_with, ui = printing.mlflow_ui(request), request.stores.mlflow.ui
+    printing.run(train.train, request, as_json, lambda result: blocks(result, see_with=see_with, ui=ui))
 
 
 @_command("max-batch")
@@ -265,7 +258,7 @@ def max_batch_command(
     _start_imports(request)
     from amp_track.commands import max_batch
 
-    printing.print_study(printing.print_or_return(max_batch.max_batch, request, as_json), request)
+    printing.run_study(max_batch.max_batch, request, as_json)
 
 
 @_command("search")
@@ -278,7 +271,7 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, *, as_json: Json = Fal
     _start_imports(request)
     from amp_track.commands import search
 
-    printing.print_study(printing.print_or_return(search.search, request, as_json), request)
+    printing.run_study(search.search, request, as_json)
 
 
 @_command("dtypes")
@@ -289,14 +282,9 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, *, as_json: Json = Fal
     """
     request = request_of("dtypes", workload, given, owns_process=True)
     from amp_track.commands import dtypes
-    from amp_track.report import dtypes as dtypes_report
-    from amp_track.report.table import print_table
+    from amp_track.report.dtypes import blocks
 
-    report = printing.print_or_return(dtypes.dtypes, request, as_json)
-    if report is None:
-        return
-    print_table(dtypes_report.dtypes_table(report))
-    print(dtypes_report.sentence(report))
+    printing.run(dtypes.dtypes, request, as_json, blocks)
 
 
 @_command("plan")
@@ -329,20 +317,10 @@ def plan_command(
     first, *others = target or [DEFAULT_WORKLOAD]
     request = request_of("plan", first, given, more_targets=others, owns_process=True)
     from amp_track.commands import plan
-    from amp_track.report import plan as plan_report
-    from amp_track.report.table import print_table
+    from amp_track.report.plan import blocks
 
-    result = printing.print_or_return(plan.plan, request, as_json)
-    if result is None:
-        return
-    for table in plan_report.plan_tables(result):
-        print_table(table)
-    printing.print_notes(plan_report.plan_notes(result))
-    if result.unmoved_since is not None:
-        print(plan_report.check_sentence(request.plan_check_options, result.unmoved_since))
-    if result.run_id is not None:
-        print(f"Stored as run {result.run_id}. Open it with:")
-        print(f"  {printing.mlflow_ui(request)}")
+    check, see_with = request.plan_check_options, printing.mlflow_ui(request)
+    printing.run(plan.plan, request, as_json, lambda result: blocks(result, check, see_with=see_with))
 
 
 @_command("explain")
@@ -369,18 +347,9 @@ def explain_command(
     """
     request = request_of("explain", source, given, owns_process=True)
     from amp_track.commands import explain
-    from amp_track.report import explain as explain_report
-    from amp_track.report.table import print_table
+    from amp_track.report.explain import blocks
 
-    result = printing.print_or_return(explain.explain, request, as_json)
-    if result is None:
-        return
-    print(explain_report.headline(result))
-    for table in explain_report.tables(result):
-        print_table(table)
-    printing.print_notes(explain_report.notes(result))
-    if line := explain_report.max_batch_line(result):
-        print(line)
+    printing.run(explain.explain, request, as_json, blocks)
 
 
 @_command("compare")
@@ -395,7 +364,7 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, *, as_json: Json = Fa
     _start_imports(request)
     from amp_track.commands import compare
 
-    printing.print_study(printing.print_or_return(compare.compare, request, as_json), request)
+    printing.run_study(compare.compare, request, as_json)
 
 
 @_command("report")
@@ -415,7 +384,7 @@ def report_command(
     request = dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=study))
     from amp_track.commands import report
 
-    printing.print_study(printing.print_or_return(report.report, request, as_json), request)
+    printing.run_study(report.report, request, as_json)
 
 
 @_command("ui")
@@ -466,7 +435,7 @@ def work_command(
     request = dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=study))
     from amp_track.commands import worker
 
-    printing.print_study(printing.print_or_return(worker.work, request, as_json), request)
+    printing.run_study(worker.work, request, as_json)
 
 
 def main() -> NoReturn:

@@ -65,7 +65,7 @@ def compare(request: Request, *, runner: Runner | None = None) -> CompareResult:
             raise NothingFits(
                 f"no training of this comparison fits at batch {result.job.batch_size} ({statuses}). Use a smaller "
                 "--batch-size, a larger --memory-budget, or a longer --job-timeout.",
-                result.as_json(),
+                result=result.as_json(),
             )
         return result
 

@@ -150,7 +150,7 @@ def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxB
     result = result_of(session, study, sampler, fits, run=tracked_study.run)
     publish.keep_max_batches(tracked_study, result)
     if all(fitted.max_batch.batch_size == 0 for fitted in fits.values()):
-        raise NothingFits(why_nothing_fits(goal.budget_bytes, fits), result.as_json())
+        raise NothingFits(why_nothing_fits(goal.budget_bytes, fits), result=result.as_json())
     return result
 
 

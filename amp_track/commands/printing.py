@@ -9,36 +9,51 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amp_track.config import torchrun
 from amp_track.config.options import Request
 from amp_track.records import masking
-from amp_track.records.errors import NothingFits, PlanMoved
+from amp_track.records.errors import AmpTrackError
 from amp_track.stores import addresses
+
+if TYPE_CHECKING:
+    from amp_track.report.table import Table
 
 _MOST_NOTES = 5
 """Notes of a study on the terminal; the page has all."""
 
 
-def print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:
-    """Return the command's result, or print it with `--json` and return None. Some errors have a result to print too.
+def run(
+    command: Callable[[Request], Any], request: Request, as_json: bool, blocks: Callable[[Any], Iterable[str | Table]]
+) -> None:
+    """Run a command and print the lines and tables of its result, or its `--json`, which some errors have too.
 
     With `--json`, output of libraries goes to stderr: MLflow prints the name of every run that ends on a server.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             result = _result(command, request)
-    except (NothingFits, PlanMoved) as error:
+    except AmpTrackError as error:
         if as_json and error.result is not None:
             print(json.dumps(_finite(error.result), allow_nan=False))
         raise
-    if not as_json or result is None:
-        return result
-    print(json.dumps(_finite(result.as_json() | _links(result, request)), allow_nan=False))
-    return None
+    if result is None:
+        return
+    if as_json:
+        print(json.dumps(_finite(result.as_json() | _links(result, request)), allow_nan=False))
+        return
+    from amp_track.report.table import print_table
+
+    for block in blocks(result):
+        print(block) if isinstance(block, str) else print_table(block)
+
+
+def run_study(command: Callable[[Request], Any], request: Request, as_json: bool) -> None:
+    """Run a command whose result is that of a study, and print it."""
+    run(command, request, as_json, lambda result: _study_blocks(result, request))
 
 
 def _links(result: Any, request: Request) -> dict[str, Any]:
@@ -72,51 +87,37 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def print_notes(lines: Sequence[str]) -> None:
-    for line in lines:
-        print(f"· {line}")
-
-
-def print_study(result: Any, request: Request) -> None:
-    """Print the tables of a study, the first notes, where the rest is, and last the recommendation.
-
-    Print nothing if `--json` has printed the result.
-    """
-    if result is None:
-        return
+def _study_blocks(result: Any, request: Request) -> Iterator[str | Table]:
+    """Yield the tables of a study, the first notes, where the rest is, and last the recommendation."""
     from amp_track.report import summary
-    from amp_track.report.table import print_table
-    from amp_track.report.wording import counted
+    from amp_track.report.wording import bullets, counted
 
     stores, said, study = request.stores, summary.answer(result), result.study
     tracking_uri = [f"--tracking-uri {shlex.quote(masking.masked(stores.tracking_uri))}"] if stores.tracking_uri else []
     storage = [f"--storage {shlex.quote(masking.masked(stores.storage))}"]
     if stores.storage in (addresses.DEFAULT_STORAGE, os.environ.get(addresses.STORAGE_VARIABLE)):
         storage = []
-    for table in summary.tables(result):
-        print_table(table)
-    print_notes(said.caveats[:_MOST_NOTES])
+    yield from summary.tables(result)
+    yield from bullets(said.caveats[:_MOST_NOTES])
     page = os.path.relpath(result.report) if Path(result.report).is_relative_to(Path.cwd()) else result.report
     if (more := len(said.caveats) - _MOST_NOTES) > 0:
-        print(f"… and {counted(more, 'more note')} in the report")
-    print(f"Report of study {study}: {page}")
-    print("Open it with:")
-    print(f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *storage, *tracking_uri])}")
-    print()
-    for line in (said.headline, *said.more):
-        print(line)
+        yield f"… and {counted(more, 'more note')} in the report"
+    yield f"Report of study {study}: {page}"
+    yield "Open it with:"
+    yield f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *storage, *tracking_uri])}"
+    yield ""
+    yield from (said.headline, *said.more)
     if said.command is not None:
         experiment = [f"--experiment {shlex.quote(stores.experiment)}"] if stores.experiment is not None else []
         command = said.command.removeprefix("amp-track ")
-        print(f"{said.to_train}:")
+        yield f"{said.to_train}:"
         if command == said.command:  # of the user's own function or script
-            print(f"  {command}")
+            yield f"  {command}"
         else:
-            print(f"  {' '.join([torchrun.program(), command, *experiment, *tracking_uri])}")
+            yield f"  {' '.join([torchrun.program(), command, *experiment, *tracking_uri])}"
     if said.in_tools:
-        print(f"{summary.IN_TOOLS}:")
-    for line in said.in_tools:
-        print(f"  {line}")
+        yield f"{summary.IN_TOOLS}:"
+    yield from (f"  {line}" for line in said.in_tools)
 
 
 def mlflow_ui(request: Request) -> str:

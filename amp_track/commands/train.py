@@ -108,7 +108,7 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
     )
     raise_on_crash(job, job_result)
     if not job_result.fits:
-        raise NothingFits(why_it_does_not_fit(session, job, job_result), result.as_json())
+        raise NothingFits(why_it_does_not_fit(session, job, job_result), result=result.as_json())
     return result
 
 

@@ -49,15 +49,17 @@ def describe_type(value: object) -> str:
 class AmpTrackError(Exception):
     """Base class of the errors that amp_track raises. Passwords of store addresses are masked in its text.
 
-    `message` is the problem and the fix, in one line; `detail` further text, such as a traceback of the workload.
+    `message` is the problem and the fix, in one line; `detail` further text, such as a traceback of the workload;
+    `result` the output of `--json` in this case, if any.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, detail: str = "") -> None:
+    def __init__(self, message: str, detail: str = "", result: dict[str, Any] | None = None) -> None:
         super().__init__(message, detail)
         self.message = message
         self.detail = detail
+        self.result = result
 
     def __str__(self) -> str:
         return masked_within(self.message)
@@ -105,10 +107,7 @@ class ServerFailed(AmpTrackError):
 
 
 class WorkersFailed(AmpTrackError):
-    """Every search worker started by `worker` failed.
-
-    `exit_code` is theirs, or 1 if they differ.
-    """
+    """Every search worker started by `worker` failed. `exit_code` is theirs, or 1 if they differ."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -120,29 +119,15 @@ class AgentLost(AmpTrackError):
 
 
 class NothingFits(AmpTrackError):
-    """No batch size trains: one sample exceeds the budget, or the device lacks a kernel for the precision.
-
-    `result` is the output of `--json` in this case.
-    """
+    """No batch size trains: one sample exceeds the budget, or the device lacks a kernel for the precision."""
 
     exit_code = 3
 
-    def __init__(self, message: str, result: dict[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.result = result
-
 
 class PlanMoved(AmpTrackError):
-    """`plan --check` or `--against`: a predicted peak or a safe batch has moved. `detail` lists what, by layer.
-
-    `result` is the output of `--json` in this case.
-    """
+    """`plan --check` or `--against`: a predicted peak or a safe batch has moved. `detail` lists what, by layer."""
 
     exit_code = 4
-
-    def __init__(self, message: str, detail: str = "", result: dict[str, Any] | None = None) -> None:
-        super().__init__(message, detail)
-        self.result = result
 
 
 def printable(text: str, most: int = TRACEBACK_CHARACTERS) -> str:

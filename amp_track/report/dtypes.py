@@ -33,6 +33,11 @@ class LayerGroup:
         return f"{self.layers[0]} … {self.layers[-1]}\n({len(self.layers)} alike)"
 
 
+def blocks(report: DtypesReport) -> list[str | Table]:
+    """Return the output of `dtypes` in order."""
+    return [dtypes_table(report), sentence(report)]
+
+
 def dtypes_table(report: DtypesReport) -> Table:
     """Return one section per group of layers, in forward order. `times` counts all layers of the group."""
     columns = (

@@ -6,7 +6,7 @@ from amp_track.records.memory_state import MemoryState
 from amp_track.records.plan import Category, Holding
 from amp_track.records.units import format_bytes
 from amp_track.report.table import Column, Row, Table, numbers, render_text, table_of
-from amp_track.report.wording import UNKNOWN
+from amp_track.report.wording import UNKNOWN, bullets
 from amp_track.results.explain import ExplainResult
 
 _PHASES = {
@@ -15,6 +15,12 @@ _PHASES = {
     "backward": "in the backward pass",
     "optimizer": "in the optimizer step",
 }
+
+
+def blocks(result: ExplainResult) -> list[str | Table]:
+    """Return the output of `explain` in order."""
+    last = max_batch_line(result)
+    return [headline(result), *tables(result), *bullets(notes(result)), *([last] if last else [])]
 
 
 def headline(result: ExplainResult) -> str:

@@ -18,7 +18,7 @@ from amp_track.records.plan import (
 )
 from amp_track.records.units import format_bytes
 from amp_track.report.table import Column, Row, Table, numbers
-from amp_track.report.wording import UNKNOWN
+from amp_track.report.wording import UNKNOWN, bullets
 from amp_track.results.plan import PlanResult, Variant
 
 NOT_MODELLED = (
@@ -29,6 +29,20 @@ NOT_MODELLED = (
 _MOST_HOLES = 3
 _SAME = 1.01
 """Sizes with a smaller ratio count as equal: the segments of the allocator differ by more."""
+
+
+def blocks(result: PlanResult, check: PlanCheckOptions, *, see_with: str) -> list[str | Table]:
+    """Return the output of `plan` in order; `see_with` is the command that starts MLflow's UI."""
+    lines = []
+    if result.unmoved_since is not None and check.update:
+        lines.append(f"Written to {result.unmoved_since}.")
+    elif result.unmoved_since is not None:
+        lines.append(
+            f"No peak and no safe batch has moved by more than {check.tolerance} since {result.unmoved_since}."
+        )
+    if result.run_id is not None:
+        lines += [f"Stored as run {result.run_id}. Open it with:", f"  {see_with}"]
+    return [*plan_tables(result), *bullets(plan_notes(result)), *lines]
 
 
 def plan_tables(result: PlanResult) -> list[Table]:
@@ -87,13 +101,6 @@ def plan_notes(result: PlanResult) -> list[str]:
         notes.append(f"No effect on predicted memory or work: {', '.join(result.changes_nothing)}.")
     notes += _speed_notes(result)
     return notes + [f"{change} cannot be planned: {why}" for change, why in result.not_planned]
-
-
-def check_sentence(options: PlanCheckOptions, name: str) -> str:
-    """Return the sentence about a comparison with an earlier plan that has not failed."""
-    if options.update:
-        return f"Written to {name}."
-    return f"No peak and no safe batch has moved by more than {options.tolerance} since {name}."
 
 
 def metrics(result: PlanResult) -> dict[str, float]:

@@ -8,7 +8,7 @@ from amp_track.config.precisions import BY_NAME
 from amp_track.records.result import Diagnosis, JobResult, ScaleReport
 from amp_track.report import links, progress
 from amp_track.report.table import Column, Table, numbers, table_of
-from amp_track.report.wording import UNKNOWN, counted
+from amp_track.report.wording import UNKNOWN, bullets, counted
 from amp_track.results.train import TrainResult
 
 _SETTLED = 0.05
@@ -27,10 +27,9 @@ def blocks(result: TrainResult, *, see_with: str, ui: str) -> list[str | Table]:
 
     `see_with` is the command that starts MLflow's UI, `ui` the URL of that UI.
     """
-    advice = [f"· {line}" for line in result.advice]
     where = f"MLflow run {result.run_id}; see it with: {see_with}"
     page = f"  {links.run(ui, result.experiment_id, result.run_id)}"
-    return [*lines(result), *advice, *tables(result), where, page]
+    return [*lines(result), *bullets(result.advice), *tables(result), where, page]
 
 
 def lines(result: TrainResult) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from amp_track.config.job import Job
 from amp_track.records.units import format_bytes
@@ -72,6 +72,10 @@ def listed(items: Sequence[str], most: int) -> str:
     """Return the items in one line, shortened to `a, b and 7 more`."""
     more = f" and {len(items) - most:,} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more
+
+
+def bullets(notes: Iterable[str]) -> list[str]:
+    return [f"· {note}" for note in notes]
 
 
 def not_possible(precision: str, why: str) -> str:
