@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from amp_track.config.precisions import Precision
+    from amp_track.report.html import AnyResult
     from amp_track.results.compare import CompareResult
     from amp_track.results.estimate import Estimate
     from amp_track.results.explain import ExplainResult
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from amp_track.workload import Workload
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Result = TypeVar("Result", bound="AnyResult")
 Names = str | Sequence[str]
 """`"fp32,bf16"` or `["fp32", "bf16"]`."""
 Size = str | int
@@ -135,10 +137,8 @@ def train(workload: str | os.PathLike[str] | type[Workload] | None = None, **set
         NothingFits: out of memory.
     """
     from amp_track.commands import train as command
-    from amp_track.report import html
 
-    result = command.train(_request("train", workload, settings))
-    return dataclasses.replace(result, html=html.result_html(result))
+    return _with_html(command.train(_request("train", workload, settings)))
 
 
 @_with_signature
@@ -154,10 +154,8 @@ def max_batch(
         **settings: the flags of `amp-track max-batch` with underscores; see `amp-track max-batch --help`.
     """
     from amp_track.commands import max_batch as command
-    from amp_track.report import html
 
-    result = command.max_batch(_request("max-batch", workload, settings))
-    return dataclasses.replace(result, html=html.result_html(result))
+    return _with_html(command.max_batch(_request("max-batch", workload, settings)))
 
 
 @_with_signature
@@ -171,11 +169,9 @@ def search(
         **settings: the flags of `amp-track search` with underscores; see `amp-track search --help`.
     """
     from amp_track.commands import search as command
-    from amp_track.report import html
 
     result = command.search(_request("search", workload, settings))
-    fitted = dataclasses.replace(result.limits, html=html.result_html(result.limits))
-    return dataclasses.replace(result, limits=fitted, html=html.result_html(result))
+    return _with_html(dataclasses.replace(result, limits=_with_html(result.limits)))
 
 
 @_with_signature
@@ -189,10 +185,8 @@ def compare(
         **settings: the flags of `amp-track compare` with underscores; see `amp-track compare --help`.
     """
     from amp_track.commands import compare as command
-    from amp_track.report import html
 
-    result = command.compare(_request("compare", workload, settings))
-    return dataclasses.replace(result, html=html.result_html(result))
+    return _with_html(command.compare(_request("compare", workload, settings)))
 
 
 @_with_signature
@@ -208,10 +202,8 @@ def plan(
         **settings: the flags of `amp-track plan` with underscores; see `amp-track plan --help`.
     """
     from amp_track.commands import plan as command
-    from amp_track.report import html
 
-    result = command.plan(_request("plan", workload, settings))
-    return dataclasses.replace(result, html=html.result_html(result))
+    return _with_html(command.plan(_request("plan", workload, settings)))
 
 
 @_with_signature
@@ -223,10 +215,8 @@ def explain(source: str | os.PathLike[str] | type[Workload], **settings: Unpack[
         **settings: the flags of `amp-track explain` with underscores; see `amp-track explain --help`.
     """
     from amp_track.commands import explain as command
-    from amp_track.report import html
 
-    result = command.explain(_request("explain", source, settings))
-    return dataclasses.replace(result, html=html.result_html(result))
+    return _with_html(command.explain(_request("explain", source, settings)))
 
 
 def estimate(
@@ -270,7 +260,6 @@ def estimate(
         InvalidReturnValue: the loss is not a scalar tensor.
     """
     from amp_track.commands import estimate as command
-    from amp_track.report import html
 
     settings = {"grad_accum": grad_accum, "channels_last": channels_last, "max_grad_norm": max_grad_norm}
     flags = {argument_name(flag): flag for flag in FLAGS["plan"]}
@@ -278,6 +267,13 @@ def estimate(
         if value is not None:
             _given(name, flags[name], value)
     result = command.estimate(model, example, optimizer, loss, precision=precision, on_cuda=on_cuda, **settings)
+    return _with_html(result)
+
+
+def _with_html(result: Result) -> Result:
+    """Return the result with its HTML, which a notebook shows."""
+    from amp_track.report import html
+
     return dataclasses.replace(result, html=html.result_html(result))
 
 
@@ -314,10 +310,9 @@ def _given(name: str, flag: Flag, value: Any) -> Any:
     try:
         texts = _texts(name, flag, value)
         (given,) = [texts] if flag.setting.repeatable else texts
-        if not (name == "batch_size" and given == "auto"):  # auto is not a number, but valid
-            flag.value(given)
+        flag.value(given)
     except (TypeError, ValueError):
-        raise BadInput(f"{name}: got {_shown(value)}, expected {flag.setting.expected}") from None
+        raise BadInput(f"{name}: got {_shown(value)}, expected {flag.expected}") from None
     return given
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from amp_track.report import estimate, explain, plan, summary, train
+from amp_track.report import explain, plan, summary, train
 from amp_track.report.table import Table
 from amp_track.results.compare import CompareResult
 from amp_track.results.estimate import Estimate
@@ -18,6 +18,7 @@ from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
 from amp_track.results.train import TrainResult
 
+AnyResult = TrainResult | MaxBatchResult | SearchResult | CompareResult | PlanResult | ExplainResult | Estimate
 _HEADINGS = {
     MaxBatchResult: "Max batch",
     SearchResult: "Speed and metric within the max batch",
@@ -25,9 +26,7 @@ _HEADINGS = {
 }
 
 
-def result_html(
-    result: TrainResult | MaxBatchResult | SearchResult | CompareResult | PlanResult | ExplainResult | Estimate,
-) -> str:
+def result_html(result: AnyResult) -> str:
     lines: list[str] = []
     match result:
         case TrainResult():
@@ -39,7 +38,7 @@ def result_html(
             heading, tables, notes = "Out of memory", explain.tables(result), explain.notes(result)
             lines = [line for line in (explain.headline(result), explain.max_batch_line(result)) if line]
         case Estimate():
-            heading, tables, notes = result.headline, estimate.tables(result), list(result.notes)
+            heading, tables, notes = result.headline, plan.estimate_tables(result), list(result.notes)
         case _:
             heading, tables, notes = _HEADINGS[type(result)], summary.tables(result), summary.notes(result)
             lines = list(result.answers) if isinstance(result, CompareResult) else []

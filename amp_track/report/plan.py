@@ -1,14 +1,15 @@
-"""The result of `amp-track plan` as tables and notes."""
+"""The results of `amp-track plan` and `amp_track.estimate` as tables and notes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from amp_track.config.options import PlanCheckOptions
 from amp_track.records.metrics import planned_metric
 from amp_track.records.plan import (
     FAR_OFF,
+    LARGEST_SHOWN,
     SAFETY_MARGIN,
     SPEED_ERROR,
     PeakMemory,
@@ -17,9 +18,10 @@ from amp_track.records.plan import (
     PrecisionPlan,
 )
 from amp_track.records.units import format_bytes
-from amp_track.report.table import Column, Row, Table, numbers
+from amp_track.report.table import Column, Row, Table, numbers, table_of
 from amp_track.report.wording import UNKNOWN, bullets
-from amp_track.results.plan import PlanResult, Variant
+from amp_track.results.estimate import Estimate
+from amp_track.results.plan import ListedWay, PlanResult, Variant
 
 NOT_MODELLED = (
     "Predicted, not measured: the step runs on tensors without values, and the caching allocator is simulated.",
@@ -46,11 +48,10 @@ def blocks(result: PlanResult, check: PlanCheckOptions, *, see_with: str) -> lis
 
 
 def plan_tables(result: PlanResult) -> list[Table]:
-    max_batches = [_max_batches(result)] if result.targets else []
     has_variants = len(result.variants) > 1 and not result.variants[0].is_one_of_several
     variants = [_variants(result)] if has_variants else []
     of_first = [_categories(result), _largest(result)] if not result.variants[0].is_one_of_several else []
-    return [*max_batches, *_ways(result), *_speeds(result), *variants, *of_first]
+    return [*_max_batches(result), *_ways(result), *_speeds(result), *variants, *of_first]
 
 
 def plan_notes(result: PlanResult) -> list[str]:
@@ -103,6 +104,21 @@ def plan_notes(result: PlanResult) -> list[str]:
     return notes + [f"{change} cannot be planned: {why}" for change, why in result.not_planned]
 
 
+def estimate_tables(result: Estimate) -> list[Table]:
+    layers = dict(list(result.by_layer.items())[:LARGEST_SHOWN])
+    return [
+        table_of(
+            title,
+            (Column(heading, key=True), *numbers("size", unwrapped=True)),
+            [(name, format_bytes(size)) for name, size in sizes.items()],
+        )
+        for title, heading, sizes in (
+            ("memory at the peak", "category", result.by_kind),
+            ("largest layers at the peak", "layer", layers),
+        )
+    ]
+
+
 def metrics(result: PlanResult) -> dict[str, float]:
     """Return the metrics that a tracked plan logs: peaks and max batches of the first variant."""
     numbers: dict[str, float] = {}
@@ -120,10 +136,10 @@ _WORK = numbers("work", "in 16 bits", unwrapped=True)
 _PEAK = numbers("reserved", "allocated", unwrapped=True)
 
 
-def _max_batches(result: PlanResult) -> Table:
-    """Return the table of max batches; with several targets, in fewer columns."""
-    all_cells = {
-        target.name: [
+def _max_batches(result: PlanResult) -> list[Table]:
+    """Return the table of max batches, with several targets in fewer columns; empty without a GPU or budget."""
+    rows = {
+        target: [
             (variant, plan.precision, _max_batch_cells(result.max_batch(variant, plan.precision, target)))
             for variant in result.variants
             for plan in variant.report.precisions
@@ -133,16 +149,14 @@ def _max_batches(result: PlanResult) -> Table:
     is_single = not result.variants[0].is_one_of_several
     columns = [Column("max batch", unwrapped=True), _PEAK[0], Column("limited by")]
     shown = [0, 1, 2] if is_single else [0]
-    if not is_single and any(cells[2] != "memory" for of_target in all_cells.values() for *_, cells in of_target):
+    if not is_single and any(cells[2] != "memory" for of_target in rows.values() for *_, cells in of_target):
         shown.append(2)
-    sections = []
-    for target in result.targets:
-        found = [
-            (variant, name, tuple(cells[index] for index in shown)) for variant, name, cells in all_cells[target.name]
-        ]
-        sections.append(_target_section(result, target, found))
     title = f"{result.report.workload}: predicted max batch" if is_single else "predicted max batch"
-    return _target_table(result, title, [columns[index] for index in shown], sections)
+    cells_shown = {
+        target: [(variant, name, tuple(cells[index] for index in shown)) for variant, name, cells in of_target]
+        for target, of_target in rows.items()
+    }
+    return _target_tables(result, title, [columns[index] for index in shown], cells_shown)
 
 
 def _max_batch_cells(max_batch: PlannedMaxBatch | str) -> Row:
@@ -163,34 +177,33 @@ def _max_batch_cells(max_batch: PlannedMaxBatch | str) -> Row:
 def _ways(result: PlanResult) -> list[Table]:
     """Return the table of ways to the effective batch; empty if none was requested or nothing fits."""
     columns = [*numbers("batch × accumulation"), _PEAK[0], *_WORK]
-    sections = []
-    for target in result.targets:
-        ways = []
-        for found in result.ways(target):
-            batch = f"{found.way.micro_batch:,} × {found.way.grad_accum:,}"
-            cells = batch, format_bytes(found.way.peak.reserved_bytes), *_work_cells(result, found.plan)
-            ways.append((found.variant, found.plan.precision, cells))
-        sections += [_target_section(result, target, ways)] if ways else []
+
+    def cells(found: ListedWay) -> Row:
+        batch = f"{found.way.micro_batch:,} × {found.way.grad_accum:,}"
+        return batch, format_bytes(found.way.peak.reserved_bytes), *_work_cells(result, found.plan)
+
+    rows = {
+        target: [(found.variant, found.plan.precision, cells(found)) for found in result.ways(target)]
+        for target in result.targets
+    }
     title = f"ways to reach an effective batch of {result.effective_batch_size or 0:,}, least work first"
-    return [_target_table(result, title, columns, sections)] if sections else []
+    return _target_tables(result, title, columns, rows)
 
 
 def _speeds(result: PlanResult) -> list[Table]:
     """Return the table of estimated speeds; empty if no GPU has known peak rates."""
     columns = numbers("safe batch", "samples/s, about", unwrapped=True)
-    sections = []
-    for target in result.targets:
-        rows = [
+    rows = {
+        target: [
             (variant, plan.precision, (f"{found.safe_batch_size:,}", _roughly(found.samples_per_s)))
             for variant in result.variants
             for plan in variant.report.precisions
             for found in plan.max_batches
             if found.target == target.name and found.samples_per_s is not None
         ]
-        sections += [_target_section(result, target, rows)] if rows else []
-    return (
-        [_target_table(result, "rough estimate of the speed at the safe batch", columns, sections)] if sections else []
-    )
+        for target in result.targets
+    }
+    return _target_tables(result, "rough estimate of the speed at the safe batch", columns, rows)
 
 
 def _roughly(number: float) -> str:
@@ -210,13 +223,19 @@ def _speed_notes(result: PlanResult) -> list[str]:
     ]
 
 
-def _target_table(
-    result: PlanResult, title: str, columns: Iterable[Column], sections: Iterable[tuple[Row, ...]]
-) -> Table:
+def _target_tables(
+    result: PlanResult,
+    title: str,
+    columns: Iterable[Column],
+    rows: Mapping[PlanTarget, Sequence[tuple[Variant, str, Row]]],
+) -> list[Table]:
+    """Return the table with a section for each target that has rows: variant, precision, other cells. Or no table."""
+    sections = [_target_section(result, target, own) for target, own in rows.items() if own]
     heading = "target" if result.variants[0].is_one_of_several else "variant"
     variant = (Column(heading, key=True),) if len(result.variants) > 1 else ()
     target = Column("GPU or budget", key=True, spans=True)
-    return Table(title=title, columns=(target, *variant, _PRECISION, *columns), sections=tuple(sections))
+    table = Table(title=title, columns=(target, *variant, _PRECISION, *columns), sections=tuple(sections))
+    return [table] if sections else []
 
 
 def _target_section(
