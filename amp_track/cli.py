@@ -102,7 +102,7 @@ def _parameter(flag: Flag) -> inspect.Parameter:
         flag.name,
         # typer's own text of a default that is not a value has parentheses; the backslash is for rich
         help=setting.help + (f" [dim]\\[default: {default}][/dim]" if default is not None else ""),
-        metavar=setting.metavar or None,
+        metavar=flag.metavar or None,
         show_default=False,
         rich_help_panel=None if setting.panel is Panel.EVERYDAY else setting.panel,
     )
@@ -409,7 +409,7 @@ def ui_command(
     from amp_track.commands import ui
 
     # Flushed: the command goes on, and a reader of a pipe needs the URLs now.
-    print(ui.ui(request, study, lambda shown: print("\n".join(shown.lines), flush=True)))
+    print(ui.ui(request, study, lambda lines: print(lines, flush=True)))
 
 
 @_command("worker")

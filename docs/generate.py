@@ -297,7 +297,7 @@ def _described(parameter: Any, flags: Mapping[str, Flag]) -> list[str]:
     if parameter.is_flag:
         return [f"`{name}`", parameter.help, "off"]
     flag = flags[name]
-    return [f"`{name} {flag.setting.metavar}`", flag.setting.help, flag.shown_default or "–"]
+    return [f"`{name} {flag.metavar}`", flag.setting.help, flag.shown_default or "–"]
 
 
 def _returned_keys(of_class: ast.ClassDef, method: str) -> list[str]:

@@ -104,7 +104,7 @@ def test_auto_finds_the_batch_size() -> None:
         ("compare", {"vary": {}}, "vary: got {}, expected option=value,value"),
         ("compare", {"vary": {"width": [1], "depth": [2]}}, "vary: got .*, expected option=value,value"),
         ("compare", {"vary": {"size": [(1, 2), (3, 4)]}}, "vary: got .*, expected option=value,value"),
-        ("compare", {"batch_size": "auto"}, "--batch-size: got 'auto', expected a whole number"),
+        ("compare", {"batch_size": "auto"}, "batch_size: got 'auto', expected a whole number"),
         ("train", {"memory_budget": 1.5}, r"memory_budget: got 1\.5, expected a size above 0"),
         ("train", {"batch_size": [64]}, r"batch_size: got \[64\], expected a whole number of 1 or more, or auto"),
         ("train", {"lr": [0.1]}, r"lr: got \[0\.1\], expected a number above 0"),

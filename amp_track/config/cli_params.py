@@ -58,8 +58,8 @@ class Setting:
     """None for a switch: a flag without a value, off unless given."""
     flag: str | None = None
     """The flag's name; by default the field's, with dashes."""
-    expected: str = ""
     metavar: str = ""
+    """The placeholder of the value in `--help`; by default that of its kind."""
     repeatable: bool = False
     """The flag may be given several times: `kind` gets each text, the field is a tuple."""
     shown_default: str | None = None
@@ -73,8 +73,7 @@ class Setting:
 
 def setting(default: Any, kind: Kind[Any], help: str, **more: Any) -> Any:
     """Return a dataclass field that is also a command-line flag; `more` are other attributes of `Setting`."""
-    words = {"expected": kind.expected, "metavar": kind.metavar} | more
-    return dataclasses.field(default=default, metadata={"setting": Setting(help, kind, **words)})
+    return dataclasses.field(default=default, metadata={"setting": Setting(help, kind, **more)})
 
 
 def switch(help: str, **more: Any) -> Any:
@@ -98,6 +97,16 @@ class Flag:
     @property
     def is_switch(self) -> bool:
         return self.setting.kind is None
+
+    @property
+    def expected(self) -> str:
+        """The description of a valid value; empty for a switch."""
+        return self.setting.kind.expected if self.setting.kind is not None else ""
+
+    @property
+    def metavar(self) -> str:
+        """The placeholder of the value in `--help`; empty for a switch."""
+        return self.setting.metavar or (self.setting.kind.metavar if self.setting.kind is not None else "")
 
     @property
     def shown_default(self) -> str | None:
@@ -132,12 +141,12 @@ class Flag:
     def _parsed(self, text: str) -> Any:
         assert self.setting.kind is not None
         if not text:
-            raise BadInput(f"{self.name}: got '', expected {self.setting.expected}; is a shell variable not set?")
+            raise BadInput(f"{self.name}: got '', expected {self.expected}; is a shell variable not set?")
         try:
             text.encode()  # non-UTF-8 bytes become lone surrogates, which no store accepts
             return self.setting.kind(text)
         except ValueError:
-            raise BadInput(f"{self.name}: got {text!r}, expected {self.setting.expected}") from None
+            raise BadInput(f"{self.name}: got {text!r}, expected {self.expected}") from None
 
 
 def flags_of(owner: type, *names: str, without: Sequence[str] = ()) -> list[Flag]:

@@ -13,7 +13,6 @@ from amp_track.config.job import Job
 from amp_track.config.options import (
     DEFAULT_TIME_LIMIT,
     CompareOptions,
-    Example,
     InitOptions,
     MaxBatchOptions,
     ModelOptions,
@@ -36,6 +35,7 @@ from amp_track.stores.addresses import STORAGE_VARIABLE
 _JOB_OF_A_STUDY = flags_of(Job, without=("precision", "batch_size", "checkpoint_every", "precision_words"))
 _BATCH_SIZE = "Samples per batch. auto finds the max batch first and trains at it."
 
+_TRACED_BATCH = "2"
 _DISTRIBUTED = ("train", "max-batch", "search", "compare")
 """The commands that torchrun may start."""
 
@@ -45,7 +45,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         *changed(
             flags_of(Job, without=("precision_words",)),
             precision={"shown_default": "bf16 if the device has units for it, else fp32"},
-            batch_size={"help": _BATCH_SIZE, "metavar": "N|auto", "expected": "a whole number of 1 or more, or auto"},
+            batch_size={"help": _BATCH_SIZE, "kind": values.batch_size},
         ),
         *flags_of(Resumption),
         *flags_of(MaxBatchOptions, without=("precisions",)),
@@ -70,18 +70,15 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         *flags_of(SearchOptions, "seeds", "tolerance"),
         *changed(
             flags_of(Job, without=("precision", "checkpoint_every", "precision_words")),
-            eval_batch_size={
-                "help": "Samples per batch of an evaluation.",
-                "kind": values.fixed_eval_batch_size,
-                "metavar": values.fixed_eval_batch_size.metavar,
-                "expected": values.fixed_eval_batch_size.expected,
-            },
+            eval_batch_size={"help": "Samples per batch of an evaluation.", "kind": values.fixed_eval_batch_size},
         ),
         *flags_of(Stores),
     ),
     "dtypes": (
-        *flags_of(Job, "precision", "device", "channels_last", "seed", "synthetic", "options"),
-        *flags_of(Example),
+        *changed(
+            flags_of(Job, "precision", "device", "channels_last", "seed", "synthetic", "options", "batch_size"),
+            batch_size={"help": "Samples of the traced batch. A few are enough.", "shown_default": _TRACED_BATCH},
+        ),
     ),
     "plan": (
         *flags_of(PlanOptions),
@@ -172,7 +169,8 @@ def request_of(
     if command == "plan":
         job |= {"synthetic": True, "device": "cpu"}  # a plan uses the shapes of example() and needs no device
     if command == "dtypes":
-        job["batch_size"] = build(Example, flags, given).batch_size
+        batch_size = flag_named(flags, "--batch-size").parameter
+        given[batch_size] = given.get(batch_size) or _TRACED_BATCH
     options = [item for item in dataclasses.fields(Request) if dataclasses.is_dataclass(item.default)]
     built = {item.name: build(type(item.default), flags, given) for item in options}
     asked = build(Job, flags, given, **job)

@@ -167,13 +167,6 @@ class Trust:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Example:
-    """The batch that `dtypes` traces."""
-
-    batch_size: int = setting(2, values.positive_integer, "Samples of the traced batch. A few are enough.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlanOptions:
     """The memory for which `plan` predicts the max batches."""
 

@@ -83,6 +83,7 @@ storage = text("a database address, or the path of a journal that ends in .log",
 tracking_uri = text("a database address or http://…", "URI")
 device = text("auto, cpu, or an accelerator such as cuda, cuda:1, mps", "NAME", re.compile(r"[a-z]+(:\d+)?").fullmatch)
 revision = text("a git revision, such as main", "REVISION", lambda text: text.strip() and not text.startswith("-"))
+option_value = text("a value of the option", "NAME")
 run_id = text("the id of an MLflow run", "RUN_ID", re.compile(r"[\w-]+").fullmatch)
 experiment_name = text(  # the limit of MLflow
     "a name of at most 500 printable characters",
@@ -120,6 +121,11 @@ def duration_seconds(text: str) -> float:
 @kind("a whole number, 0 or more, or epoch", "N|epoch")
 def confirm_steps(text: str) -> int | Literal["epoch"]:
     return "epoch" if text.strip() == "epoch" else natural_number(text)
+
+
+@kind("a whole number of 1 or more, or auto", "N|auto")
+def batch_size(text: str) -> int | Literal["auto"]:
+    return "auto" if text == "auto" else positive_integer(text)
 
 
 @kind("a whole number of 1 or more, or same", "N|same")
@@ -227,12 +233,6 @@ def option(text: str) -> tuple[str, str]:
     if not equals or not name.isidentifier():
         raise ValueError(text)
     return name, value
-
-
-@kind("a value of the option", "NAME")
-def option_value(text: str) -> str:
-    """The text itself: the workload knows the values."""
-    return text.strip()
 
 
 @kind("precision=words, such as amp=--fp16", "NAME=WORDS")

@@ -37,7 +37,7 @@ def test_a_flag_means_the_same_on_every_command() -> None:
 def test_auto_batches_are_offered_only_where_they_are_found(command: str) -> None:
     for flag in FLAGS[command]:
         if flag.name in ("--batch-size", "--eval-batch-size"):
-            assert "auto" not in f"{flag.setting.metavar} {flag.setting.help} {flag.setting.expected}"
+            assert "auto" not in f"{flag.metavar} {flag.setting.help} {flag.expected}"
             with pytest.raises(BadInput, match=f"^{flag.name}: got 'auto', expected a whole number"):
                 flag.value("auto")
 
@@ -47,10 +47,9 @@ def test_changes_of_a_commands_flags_need_a_flag() -> None:
         cli_params.changed(FLAGS["ui"], epochs={"help": "Passes."})
 
 
-def test_dtypes_has_flags_of_train_but_for_its_small_batch() -> None:
-    of_train = [flag.field for flag in FLAGS["train"]]
-    (batch_size,) = [flag for flag in FLAGS["dtypes"] if flag.field not in of_train]
-    assert (batch_size.name, batch_size.value(None)) == ("--batch-size", 2)
+def test_dtypes_traces_a_small_batch_unless_one_is_given() -> None:
+    assert request_of("dtypes", "mine.py", {}).job.batch_size == 2
+    assert request_of("dtypes", "mine.py", {"job_batch_size": "8"}).job.batch_size == 8
 
 
 def test_every_entry_point_is_a_command_with_its_parameters() -> None:
