@@ -16,7 +16,7 @@ from amp_track.commands import interrupted_safely
 from amp_track.config.options import Request, Stores
 from amp_track.records.errors import BadInput
 from amp_track.report import links, progress
-from amp_track.report.links import Page, Pages
+from amp_track.report.links import Page
 from amp_track.session import study_manifest
 from amp_track.stores import addresses, store_checks
 from amp_track.stores.addresses import StoreAddress
@@ -35,11 +35,11 @@ _TRAINS = {"train", "seeds", "compare"}
 
 
 @interrupted_safely
-def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> str:
+def ui(request: Request, study: str | None, show: Callable[[str], None]) -> str:
     """Serve the pages until Ctrl-C, SIGTERM, or the terminal is closed, and return which servers were stopped.
 
-    Writes nothing itself. Before the pages are ready and `show` was called with them, Ctrl-C raises KeyboardInterrupt
-    as in other commands; afterwards it is the normal end.
+    Writes nothing itself. Before the pages are ready and `show` was called with the text about them, Ctrl-C raises
+    KeyboardInterrupt as in other commands; afterwards it is the normal end.
     """
     options, storage, store = request.ui_options, request.stores.optuna, request.stores.mlflow
     is_tracking_server = store.kind == "http"  # which serves MLflow's UI itself
@@ -69,7 +69,7 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
             servers.wait_until_ready(to_start)
         mlflow = addresses.server(store.url) if is_tracking_server else to_start[0].address
         pages = found.pages(mlflow, to_start[-1].address)
-        show(Pages(found.study, pages, names, found.others))
+        show("\n".join([*links.lines(found.study, pages, found.others), f"Press Ctrl-C to stop {' and '.join(names)}"]))
         has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform != "linux"
         if has_display and not options.no_browser:
             webbrowser.open(pages[0].address)

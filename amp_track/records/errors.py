@@ -107,7 +107,10 @@ class ServerFailed(AmpTrackError):
 
 
 class WorkersFailed(AmpTrackError):
-    """Every search worker started by `worker` failed. `exit_code` is theirs, or 1 if they differ."""
+    """Every search worker started by `worker` failed.
+
+    `exit_code` is theirs, or 1 if they differ.
+    """
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)

@@ -25,29 +25,17 @@ class Page:
     address: str
 
 
-@dataclass(frozen=True)
-class Pages:
-    """The pages to open, the most informative first."""
-
-    study: str | None
-    """None if the user has to choose among several studies, or there is none."""
-    pages: tuple[Page, ...]
-    servers: tuple[str, ...]
-    """The servers that were started."""
-    others: tuple[str, ...] = ()
-    """The studies to choose from, if the user named none."""
-
-    @property
-    def lines(self) -> list[str]:
-        width = max(len(page.title) for page in self.pages)
-        lines = [f"study {self.study}"] if self.study is not None else []
-        lines += [f"  {page.title:<{width}}  {page.address}" for page in self.pages]
-        if self.study is None and not self.others:
-            lines.append("No study yet. Create one with amp-track max-batch.")
-        elif self.study is None:
-            studies = counted(len(self.others), "study", "studies")
-            lines.append(f"{studies} (open one with amp-track ui NAME): {listed(self.others, _MOST_NAMES)}")
-        return [*lines, f"Press Ctrl-C to stop {' and '.join(self.servers)}"]
+def lines(study: str | None, pages: Sequence[Page], others: Sequence[str]) -> list[str]:
+    """Return the output of `ui`: the pages of a study, or those of all and the other studies to choose from."""
+    width = max(len(page.title) for page in pages)
+    shown = [f"study {study}"] if study is not None else []
+    shown += [f"  {page.title:<{width}}  {page.address}" for page in pages]
+    if study is None and not others:
+        shown.append("No study yet. Create one with amp-track max-batch.")
+    elif study is None:
+        studies = counted(len(others), "study", "studies")
+        shown.append(f"{studies} (open one with amp-track ui NAME): {listed(others, _MOST_NAMES)}")
+    return shown
 
 
 def pages(result: MaxBatchResult | SearchResult | CompareResult, ui: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ import pytest
 from report.table_samples import COMPARE, FIT, SEARCH
 
 from amp_track.report import links
-from amp_track.report.links import Page, Pages
+from amp_track.report.links import Page
 from amp_track.report.summary import Result
 
 UI = "http://127.0.0.1:5000"
@@ -43,14 +43,12 @@ def test_the_chart_is_of_the_trainings_under_the_run_of_the_study() -> None:
 
 
 def test_the_addresses_of_a_study_stand_in_one_column() -> None:
-    shown = Pages("a", (Page("a in MLflow", "http://x/1"), Page("a/max-batch", "http://y/2")), ("one", "the other"))
-    assert shown.lines == [
-        "study a", "  a in MLflow  http://x/1", "  a/max-batch  http://y/2", "Press Ctrl-C to stop one and the other",
-    ]  # fmt: skip
+    pages = Page("a in MLflow", "http://x/1"), Page("a/max-batch", "http://y/2")
+    assert links.lines("a", pages, ()) == ["study a", "  a in MLflow  http://x/1", "  a/max-batch  http://y/2"]
 
 
 def test_without_a_study_those_there_are_are_named_twenty_at_most() -> None:
     page = (Page("all runs", "http://x/1"),)
-    assert Pages(None, page, ("one",)).lines[1] == "No study yet. Create one with amp-track max-batch."
-    names = tuple(f"s{number}" for number in range(22))
-    assert Pages(None, page, ("one",), names).lines[1].endswith(": " + ", ".join(names[:20]) + " and 2 more")
+    assert links.lines(None, page, ())[1] == "No study yet. Create one with amp-track max-batch."
+    names = [f"s{number}" for number in range(22)]
+    assert links.lines(None, page, names)[1].endswith(": " + ", ".join(names[:20]) + " and 2 more")
