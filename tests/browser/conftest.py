@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from benchmarks.servers import Server, running_server
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
@@ -47,6 +49,13 @@ def page(browser: Browser) -> Iterator[Page]:
 def any_page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page of a wide window, and one of a phone."""
     yield from _opened(browser, request.param)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A tracking server on the store of the current folder."""
+    with running_server(tmp_path / "server", database=f"sqlite:///{Path.cwd()}/mlflow.db") as running:
+        yield running
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,7 @@ from support import WORKLOADS, request
 from amp_track.commands.search import search
 from amp_track.config.job import Job
 from amp_track.report import links
-from benchmarks.servers import Server, running_server
+from benchmarks.servers import Server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -23,12 +22,6 @@ pytestmark = [pytest.mark.nightly, pytest.mark.browser]
 TRAININGS = 12
 PHONE = {"width": 390, "height": 844}
 Keep = Callable[["Page"], None]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with running_server(tmp_path / "server", database=f"sqlite:///{Path.cwd()}/mlflow.db") as running:
-        yield running
 
 
 def test_the_printed_pages_show_the_study_and_compare_its_trainings(page: Page, server: Server, keep: Keep) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from amp_track.config.job import Job
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import page_html
 from amp_track.results.search import SearchResult
-from benchmarks.servers import Server, running_server
+from benchmarks.servers import Server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Frame, Page
@@ -53,12 +53,6 @@ def searched() -> SearchResult:
 @pytest.fixture
 def result(fresh_stores: None) -> SearchResult:
     return searched()
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with running_server(tmp_path / "server", database=f"sqlite:///{Path.cwd()}/mlflow.db") as running:
-        yield running
 
 
 def check(shown: Page | Frame) -> None:

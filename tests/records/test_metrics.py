@@ -1,10 +1,5 @@
-from amp_track.records.metrics import LOGGED_METRICS, merged_fields, streamed_metrics
+from amp_track.records.metrics import merged_fields
 from amp_track.records.result import JobResult, JobStatus
-
-
-def test_names_are_told_apart() -> None:
-    names = [*LOGGED_METRICS, *streamed_metrics("accuracy")]
-    assert len(names) == len(set(names))
 
 
 def test_what_ranks_merge_is_the_largest_that_is_known() -> None:

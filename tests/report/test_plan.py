@@ -6,58 +6,13 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from batch_search.traces import MIB, step_of
 from matplotlib.figure import Figure
+from plan_samples import planned, result_of
 
-from amp_track.memory_plan.replay import predict_peak
-from amp_track.records.plan import PlannedMaxBatch, PlanReport, PlanTarget, PrecisionPlan, Way
 from amp_track.report import plots
 from amp_track.report.plan import metrics, plan_notes, plan_tables
 from amp_track.report.table import Table
-from amp_track.results.plan import PlanResult, Variant
-
-CARD = PlanTarget(
-    name="A card", capacity_bytes=2**30, blas_workspace_bytes=0, is_gpu=True, lacks=(("bf16", "too old"),)
-)
-
-
-def planned(precision: str, *, max_batch: int = 640, workspace_mib: int = 0) -> PrecisionPlan:
-    trace = dataclasses.replace(step_of(8, [20 * MIB]).with_next_step(), samples=8, flops=100, half_flops=90)
-    peak = predict_peak(trace)
-    more = dataclasses.replace(peak, reserved_bytes=peak.reserved_bytes + workspace_mib * MIB)
-    found = PlannedMaxBatch(
-        target=CARD.name,
-        batch_size=0,
-        safe_batch_size=0,
-        most_batch_size=0,
-        bound="memory",
-        peak=None,
-        at_one_bytes=2**31,
-    )
-    if max_batch:
-        way = Way(micro_batch=512, grad_accum=2, peak=peak)
-        found = dataclasses.replace(
-            found,
-            batch_size=max_batch,
-            safe_batch_size=max_batch - 40,
-            most_batch_size=max_batch + 60,
-            peak=peak,
-            at_one_bytes=None,
-            way=way,
-        )
-    return PrecisionPlan(
-        precision=precision, batch_size=8, peak=peak, peak_with_workspaces=more, trace=trace,
-        max_batches=() if precision in dict(CARD.lacks) else (found,),
-    )  # fmt: skip
-
-
-def result_of(*plans: PrecisionPlan, variants: int = 1, effective_batch_size: int | None = None) -> PlanResult:
-    report = PlanReport(workload="any.py", precisions=plans)
-    changes = [() if index == 0 else (("depth", str(index)),) for index in range(variants)]
-    return PlanResult(
-        variants=tuple(Variant(changes=change, report=report) for change in changes), targets=(CARD,),
-        effective_batch_size=effective_batch_size,
-    )  # fmt: skip
+from amp_track.results.plan import PlanResult
 
 
 def named(result: PlanResult, title: str) -> Table:

@@ -112,13 +112,6 @@ def test_one_event_is_one_line(found: JobResult, precision: str, said: str) -> N
     assert "normal" not in line or found is not FALLS_LATE
 
 
-def test_overflows_at_the_start_are_normal() -> None:
-    history = (0, 65536.0), (1, 32768.0), (2, 16384.0), (40, 8192.0)
-    (line,) = explain(scaled(*history, skipped=3), "amp")
-    assert line.startswith("3 of the first 40 steps overflowed")
-    assert "from 65,536 to 8,192" in line and "normal" in line
-
-
 @pytest.mark.parametrize(
     ("last_fall", "steps", "is_normal"),
     [(50, 1000, True), (51, 1000, False), (50, 100, True), (51, 100, False), (100, 2000, True), (101, 2000, False)],

@@ -1,5 +1,4 @@
 import dataclasses
-import math
 from pathlib import Path
 
 import numpy
@@ -8,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from amp_track.config import values
 from amp_track.config.job import Job
 from amp_track.config.values import Tolerance
 from amp_track.records.hardware import Hardware
@@ -264,11 +262,6 @@ def test_a_ratio_needs_both_numbers() -> None:
     assert dataclasses.replace(result, cells=cells).ratio(cells[0], "samples_per_second") is None
 
 
-def test_a_metric_that_is_no_number_is_none() -> None:
-    diverged = row("amp", job_result(1, metric=math.nan))
-    assert Cell(value="", precision="amp", trainings=(diverged,)).metric is None
-
-
 @pytest.mark.parametrize(
     "result",
     [
@@ -310,16 +303,6 @@ def test_plots_stand_side_by_side_with_the_target_once() -> None:
     assert max(at[200]) < min(at[50]) < max(at[50]) < min(at[100]), "target, fp32, amp"
     assert len(at[200]) < 1.2 * len(at[50]), "once"
     assert not plots.draw_side_by_side(result, {("", "fp32"): {}}, file)
-
-
-@pytest.mark.parametrize("text", ["width", "width=", "width=4,,8", "a b=1", "=1"])
-def test_bad_sweeps_are_rejected(text: str) -> None:
-    with pytest.raises(ValueError):
-        values.options(text)
-
-
-def test_a_sweep_has_each_value_once() -> None:
-    assert values.options("width=8, 4,8") == ("width", ("8", "4"))
 
 
 def test_trainings_that_wait_for_data_are_named() -> None:
