@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -18,6 +18,9 @@ from sqlalchemy.engine import Engine
 
 from amp_track.config.job import Job
 from amp_track.config.options import MaxBatchOptions, Request, SearchOptions, Stores
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 ROOT = Path(__file__).parent.parent
 DIGITS = str(ROOT / "experiments" / "digits.py")
@@ -40,6 +43,13 @@ class Done:
 def stores() -> dict[str, str]:
     """Return the absolute addresses of both stores in the current folder. MLflow keeps stores open by address."""
     return {"storage": f"sqlite:///{Path.cwd()}/optuna.db", "tracking_uri": f"sqlite:///{Path.cwd()}/mlflow.db"}
+
+
+def client() -> MlflowClient:
+    """Return MLflow's client of the store in the current folder."""
+    from mlflow import MlflowClient  # takes seconds that many tests do not need
+
+    return MlflowClient(stores()["tracking_uri"])
 
 
 def request(job: Job, **settings: Any) -> Request:

@@ -225,13 +225,6 @@ def test_version_is_that_of_the_package(amp_track: Command) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"amp-track {__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["train", "max-batch", "search", "compare", "dtypes"])
-def test_help_teaches(command: str, amp_track: Command) -> None:
-    shown = amp_track(command, "--help").stdout
-    assert f"amp-track {command} experiments/digits.py" in shown
-    assert ("--memory-budget" in shown) == (command != "dtypes")
-
-
 EVERYDAY = ("--precision", "--batch-size", "--memory-budget", "--epochs", "--steps", "--lr ", "--json")
 HELP = {
     "train": (

@@ -6,10 +6,9 @@ import sqlite3
 from contextlib import closing
 from typing import Any
 
-import mlflow
 import pytest
 from simulated import SimulatedRunner
-from support import DIGITS, MEBIBYTE, request, stores
+from support import DIGITS, MEBIBYTE, client, request
 
 from amp_track.commands.compare import compare
 from amp_track.config.job import Job
@@ -54,9 +53,9 @@ def test_values_are_trained_in_order_and_added_to_what_is_known() -> None:
     assert second.values == ("4", "8", "16")
 
     for cell in first.cells:
-        kept = mlflow.MlflowClient(stores()["tracking_uri"]).list_artifacts(cell.trainings[0].run_id)
+        kept = client().list_artifacts(cell.trainings[0].run_id)
         assert [item.path for item in kept] == ["curves.png"]
-    artifacts = {item.path for item in mlflow.MlflowClient(stores()["tracking_uri"]).list_artifacts(first.run_id)}
+    artifacts = {item.path for item in client().list_artifacts(first.run_id)}
     assert artifacts == {"compare.json", "compare.png", "report.html", "report.md"}
 
 
@@ -105,8 +104,7 @@ def test_a_training_whose_command_was_killed_before_its_trial_ended_is_made_agai
     second = compare(asked(study="k"), runner=runner)
     assert [job.precision for job in runner.jobs] == ["fp32"]
     assert second.answers == first.answers
-    client = mlflow.MlflowClient(stores()["tracking_uri"])
     (killed,) = {training.run_id for cell in first.cells for training in cell.trainings} - {
         training.run_id for cell in second.cells for training in cell.trainings
     }
-    assert client.get_run(killed).info.status == "KILLED"
+    assert client().get_run(killed).info.status == "KILLED"

@@ -28,10 +28,6 @@ def commands(done: Done) -> list[list[str]]:
     return [shlex.split(line) for line in text.splitlines()]
 
 
-def test_each_template_is_a_file_of_the_package() -> None:
-    assert {file.stem for file in (ROOT / "amp_track" / "templates").glob("*.py")} == set(TEMPLATES)
-
-
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_template_names_what_an_installed_package_has(template: str) -> None:
     head = str(ast.get_docstring(ast.parse((ROOT / "amp_track" / "templates" / f"{template}.py").read_text())))

@@ -9,12 +9,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import optuna
 import pytest
 from optuna.trial import TrialState
 from simulated import SimulatedRunner
-from support import DIGITS, MEBIBYTE, request, stores
+from support import DIGITS, MEBIBYTE, client, request, stores
 
 from amp_track.commands.max_batch import max_batch
 from amp_track.commands.search import search
@@ -42,10 +41,6 @@ def asked(*precisions: str, job: dict[str, Any] | None = None, **options: Any) -
 
 def trials(study: str = "mine") -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(study_name=f"{study}/max-batch", storage=stores()["storage"]).trials
-
-
-def client() -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(stores()["tracking_uri"])
 
 
 def note_of(result: Any) -> str:

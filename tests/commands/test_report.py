@@ -6,11 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import optuna
 import pytest
 from simulated import SimulatedRunner
-from support import DIGITS, MEBIBYTE, request, stores
+from support import DIGITS, MEBIBYTE, client, request, stores
 
 from amp_track.commands.compare import compare
 from amp_track.commands.max_batch import max_batch
@@ -108,11 +107,10 @@ def test_an_interrupted_comparison_shows_the_values_that_are_complete() -> None:
 
 
 def test_only_the_page_of_an_ended_run_changes(found: MaxBatchResult) -> None:
-    client = mlflow.MlflowClient(stores()["tracking_uri"])
-    before = client.get_run(found.run_id).info
+    before = client().get_run(found.run_id).info
     Path(found.report).unlink()
     reported()
-    after = client.get_run(found.run_id).info
+    after = client().get_run(found.run_id).info
     assert (after.status, after.end_time) == (before.status, before.end_time)
     assert Path(found.report).exists()
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
-import mlflow
 import pytest
-from support import DIGITS, WORKLOADS, Done
+from support import DIGITS, WORKLOADS, Done, client
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 Command = Callable[..., Done]
 SPIKY = str(WORKLOADS / "spiky.py")
-
-
-def client() -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
 
 
 def losses(run_id: str) -> list[tuple[int, float]]:

@@ -6,12 +6,11 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
-import mlflow
 import optuna
 import pytest
 from optuna.trial import TrialState
 from simulated import SPEED, SimulatedRunner
-from support import DIGITS, MEBIBYTE, request, stores
+from support import DIGITS, MEBIBYTE, client, request, stores
 
 from amp_track.commands import search as search_command
 from amp_track.commands.search import search
@@ -41,14 +40,13 @@ def test_trainings_lie_inside_the_max_batches_under_one_run() -> None:
     assert len(result.trials) == 5
     landmarks = {("fp32", 16), ("bf16", 16), ("fp32", max_batches["fp32"]), ("bf16", max_batches["bf16"])}
     assert {(trial.precision, trial.batch_size) for trial in result.trials} >= landmarks
-    client = mlflow.MlflowClient(stores()["tracking_uri"])
     for trial in result.trials:
         assert trial.batch_size <= max_batches[trial.precision]
         assert 1e-3 <= trial.learning_rate <= 1e-2
-        run = client.get_run(trial.run_id)
+        run = client().get_run(trial.run_id)
         assert run.data.tags["mlflow.parentRunId"] == result.limits.run_id
         assert run.data.params["learning_rate"] == str(trial.learning_rate)
-    artifacts = {item.path for item in client.list_artifacts(result.limits.run_id)}
+    artifacts = {item.path for item in client().list_artifacts(result.limits.run_id)}
     assert artifacts == {"probes.json", "report.html", "report.md", "search.png", "trials.json"}
     with open(result.report) as report:
         assert f"within {8} MiB" in report.read()

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import optuna
 import pytest
 from simulated import SimulatedRunner
-from support import WORKLOADS, Done, request, stores
+from support import WORKLOADS, Done, client, request, stores
 
 from amp_track.commands.max_batch import max_batch
 from amp_track.commands.worker import work
@@ -43,7 +42,6 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store_run(reference: str, digest: str | None, imports: tuple[str, ...] = ()) -> str:
     """Store a training that has stopped, as `amp-track train` or anyone who can write to the store would."""
     assert digest is not None
-    client = mlflow.MlflowClient(stores()["tracking_uri"])
     tags = {
         "amp_track.kind": "train",
         "amp_track.job": Job(workload=reference, precision="fp32", device="cpu", steps=4).as_json(),
@@ -51,8 +49,8 @@ def store_run(reference: str, digest: str | None, imports: tuple[str, ...] = ())
         "amp_track.workload_digest": digest,
         "amp_track.workload_imports": json.dumps(imports),
     }
-    run_id: str = client.create_run("0", tags=tags).info.run_id
-    client.set_terminated(run_id, "KILLED")
+    run_id: str = client().create_run("0", tags=tags).info.run_id
+    client().set_terminated(run_id, "KILLED")
     return run_id
 
 
@@ -91,9 +89,8 @@ def test_a_model_by_name_runs_no_code_of_the_store(outside: Path) -> None:
 def test_a_run_names_no_other_code(amp_track: Command, other: dict[str, Any]) -> None:
     Path("mine.py").write_text(MARKS)
     run_id = store_run("mine.py", source.digest(Path("mine.py")))
-    client = mlflow.MlflowClient(stores()["tracking_uri"])
-    job = json.loads(client.get_run(run_id).data.tags["amp_track.job"]) | other
-    client.set_tag(run_id, "amp_track.job", json.dumps(job))
+    job = json.loads(client().get_run(run_id).data.tags["amp_track.job"]) | other
+    client().set_tag(run_id, "amp_track.job", json.dumps(job))
     for given in ([], ["mine.py"]):
         rejected(amp_track, "expected the run of a training", "train", *given, "--resume", run_id)
     assert not Path("ran").exists()

@@ -1,4 +1,4 @@
-"""ui: errors before any server is started. tests/integration/test_ui.py starts them."""
+"""ui: the pages of a study, and errors before any server is started. tests/integration/test_ui.py starts them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
-from support import Done
+from support import Done, client, stores
 
+from amp_track.commands.ui import find
+from amp_track.config.options import Stores
 from amp_track.records.result import JobResult, JobStatus
+from amp_track.report import links
 from amp_track.study.opening import open_storage
 from amp_track.study.storage import JOB_RESULT, PARENT_RUN_ID
 from amp_track.workers import servers
 
 Command = Callable[..., Done]
+M, D = "http://mlflow:1", "http://dashboard:2"
 JOB_RESULT_TEXT = json.dumps(dataclasses.asdict(JobResult(status=JobStatus.FITS)))
 MEASURED = create_trial(value=1.0, system_attrs={JOB_RESULT: JOB_RESULT_TEXT})
 
@@ -34,13 +38,20 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "running", start)
 
 
-def make(*names: str) -> None:
-    """Make parts of a study, with the id of a run that does not exist."""
+def make(*names: str, run_id: str = "f" * 32) -> None:
+    """Make parts of a study. By default, their run does not exist."""
     with contextlib.closing(open_storage("sqlite:///optuna.db")) as storage:
         for name in names:
             study = optuna.create_study(study_name=name, storage=storage)
-            study.set_user_attr(PARENT_RUN_ID, "f" * 32)
+            study.set_user_attr(PARENT_RUN_ID, run_id)
             study.add_trial(MEASURED)
+
+
+def make_with_run(*names: str) -> str:
+    """Make parts of a study that share a run, and return its id."""
+    run_id: str = client().create_run("0").info.run_id
+    make(*names, run_id=run_id)
+    return run_id
 
 
 def files() -> dict[str, str]:
@@ -140,3 +151,49 @@ def test_a_dashboard_that_is_not_installed_is_named(amp_track: Command, monkeypa
     make("digits/max-batch")
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
     assert "pip install optuna-dashboard" in rejection(amp_track("ui"))
+
+
+def shown(study: str | None = None) -> list[tuple[str, str]]:
+    return [(page.title, page.address) for page in find(Stores(**stores()), study).pages(M, D)]
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_a_fit_alone_has_no_trainings() -> None:
+    run_id = make_with_run("a/max-batch")
+    assert shown() == [
+        ("a in MLflow", links.run(M, "0", run_id)), ("… its page", links.page(M, "0", run_id)),
+        ("a/max-batch in optuna-dashboard", f"{D}/dashboard/studies/1"),
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_a_search_and_a_comparison_of_one_name_have_a_run_each() -> None:
+    searched, compared = make_with_run("a/max-batch", "a/train"), make_with_run("a/compare")
+    assert shown("a") == [
+        ("a/max-batch in MLflow", links.run(M, "0", searched)),
+        ("… its page", links.page(M, "0", searched)),
+        ("… its trainings, charted", links.trainings(M, "0", searched)),
+        ("a/compare in MLflow", links.run(M, "0", compared)),
+        ("… its page", links.page(M, "0", compared)),
+        ("… its trainings, charted", links.trainings(M, "0", compared)),
+        ("a/max-batch in optuna-dashboard", f"{D}/dashboard/studies/1"),
+        ("a/train in optuna-dashboard", f"{D}/dashboard/studies/2"),
+        ("a/compare in optuna-dashboard", f"{D}/dashboard/studies/3"),
+    ]
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_several_studies_lead_to_all_of_them() -> None:
+    make_with_run("a/max-batch"), make_with_run("b/max-batch")
+    assert find(Stores(**stores()), None).others == ("a", "b")
+    assert shown() == [("all runs in MLflow", M), ("all studies in optuna-dashboard", f"{D}/dashboard")]
+    experiment_id = client().create_experiment("amp_track")
+    assert shown()[0] == ("all runs in MLflow", links.experiment(M, experiment_id))
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_a_run_that_was_deleted_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    run_id = make_with_run("a/max-batch")
+    client().delete_run(run_id)
+    assert shown()[0] == ("all runs in MLflow", M)
+    assert f"a/max-batch: its run {run_id} is not in" in capsys.readouterr().err

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 
-import mlflow
 import optuna
 import pytest
 from simulated import SimulatedRunner
-from support import DIGITS, MEBIBYTE, request, stores
+from support import DIGITS, MEBIBYTE, client, request, stores
 
 from amp_track.commands.compare import compare
 from amp_track.commands.max_batch import max_batch
@@ -22,10 +21,6 @@ from amp_track.report import links
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 JOB = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)
-
-
-def client() -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
 
 
 def plots(part: str) -> set[str]:

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import optuna
 import pytest
 from simulated import SimulatedRunner
-from support import DIGITS, MEBIBYTE, Done, request, stores
+from support import DIGITS, MEBIBYTE, Done, client, request, stores
 
 from amp_track.commands.compare import compare
 from amp_track.commands.max_batch import max_batch
@@ -211,13 +210,12 @@ def test_the_address_of_the_study_may_come_from_the_environment(
 
 def test_a_study_and_its_workers_use_the_experiment_that_was_given() -> None:
     found = max_batch(asked(experiment="mine", max_batch_size=9), runner=SimulatedRunner())
-    client = mlflow.MlflowClient(stores()["tracking_uri"])
-    assert client.get_experiment(found.experiment_id).name == "mine"
-    assert client.get_experiment_by_name("amp_track") is None
+    assert client().get_experiment(found.experiment_id).name == "mine"
+    assert client().get_experiment_by_name("amp_track") is None
 
-    client.delete_run(found.run_id)
+    client().delete_run(found.run_id)
     joined = work(named("mine"), runner=SimulatedRunner())
     assert isinstance(joined, MaxBatchResult)
     assert joined.run_id != found.run_id
     assert joined.experiment_id == found.experiment_id
-    assert client.get_experiment_by_name("amp_track") is None
+    assert client().get_experiment_by_name("amp_track") is None

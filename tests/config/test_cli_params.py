@@ -1,4 +1,3 @@
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,22 +6,7 @@ from support import ROOT
 
 from amp_track.config import cli_params
 from amp_track.config.commands import FLAGS, request_of
-from amp_track.config.job import Job
 from amp_track.records.errors import BadInput
-
-
-def test_every_setting_of_a_job_is_a_flag_of_train() -> None:
-    named = {flag.field.name for flag in FLAGS["train"] if flag.owner is Job}
-    assert named == {field.name for field in dataclasses.fields(Job)} - {
-        "workload",
-        "command",
-        "precision_words",
-        "probe",
-        "probe_to_the_end",
-        "speed_readings",
-        "worst_batch",
-        "epoch_steps",
-    }
 
 
 def test_a_flag_means_the_same_on_every_command() -> None:
@@ -40,11 +24,6 @@ def test_auto_batches_are_offered_only_where_they_are_found(command: str) -> Non
             assert "auto" not in f"{flag.metavar} {flag.setting.help} {flag.expected}"
             with pytest.raises(BadInput, match=f"^{flag.name}: got 'auto', expected a whole number"):
                 flag.value("auto")
-
-
-def test_changes_of_a_commands_flags_need_a_flag() -> None:
-    with pytest.raises(AssertionError):
-        cli_params.changed(FLAGS["ui"], epochs={"help": "Passes."})
 
 
 def test_dtypes_traces_a_small_batch_unless_one_is_given() -> None:
@@ -74,12 +53,6 @@ def test_arguments_of_mlflow_run_become_ours() -> None:
     assert cli_params.normalized(["--a_b", "--", "--a_b"], []) == ["--a-b", "--", "--a_b"]
 
 
-def test_none_is_not_given() -> None:
-    flag = cli_params.flag_named(FLAGS["train"], "--memory-budget")
-    assert flag.value(None) is None
-    assert flag.value("1MiB") == 2**20
-
-
 @pytest.mark.parametrize(
     ("command", "flag"), [(command, flag) for command, of_command in FLAGS.items() for flag in of_command],
     ids=lambda value: value if isinstance(value, str) else value.name,
@@ -102,9 +75,3 @@ def test_flags_of_models_by_name_are_options_of_the_job() -> None:
     assert options == (("width", "8"), ("optimizer_name", "sgd"), ("frozen", "True"))
     with pytest.raises(BadInput, match="frozen is given by both --frozen and --set"):
         request_of("plan", "timm:resnet50", given | {"job_options": ["frozen=False"]})
-
-
-def test_bad_text_names_flag_and_expectation() -> None:
-    flag = cli_params.flag_named(FLAGS["train"], "--lr")
-    with pytest.raises(BadInput, match="--lr: got 'fast', expected a number above 0"):
-        flag.value("fast")

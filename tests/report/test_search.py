@@ -71,21 +71,6 @@ def test_trainings_and_their_scaler_are_shown_for_what_they_are(result: SearchRe
     assert "0.9900" in text(reordered), "a metric that is no number is never the best"
 
 
-def test_a_row_has_at_most_two_lines_in_100_columns(result: SearchResult) -> None:
-    shown = render_text([report.search_table(result)], [])
-    assert max(map(len, shown.splitlines())) <= 100
-    assert len(shown[shown.index("┡") :].splitlines()) <= 1 + 3 * 2 + 1
-
-
-def test_a_search_without_a_scaler_has_no_column_for_it(result: SearchResult) -> None:
-    job_result = dataclasses.replace(result.trials[0].job_result, scale=None)
-    trials = tuple(dataclasses.replace(each, precision="bf16", job_result=job_result) for each in result.trials)
-    limits = dataclasses.replace(result.limits, precisions={"bf16": result.limits.precisions["amp"]})
-    without = dataclasses.replace(result, limits=limits, trials=trials)
-    assert "skipped" in text(result).partition("┡")[0]
-    assert "skipped" not in text(without).partition("┡")[0]
-
-
 def test_a_training_that_ran_out_of_memory_at_the_max_batch_is_told(result: SearchResult) -> None:
     assert not [line for line in report.notes(result) if "out of memory" in line]
     failed = dataclasses.replace(result.trials[1], job_result=JobResult(status=JobStatus.OOM, phase="backward"))

@@ -11,7 +11,7 @@ from table_samples import COMPARE, FIT, SEARCH, comparison
 from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
-from amp_track.report.summary import answer, proof, tables
+from amp_track.report.summary import answer, proof
 from amp_track.results.compare import CompareResult
 from amp_track.results.max_batch import PrecisionResult
 from amp_track.results.search import SearchResult
@@ -91,10 +91,6 @@ def test_a_comparison_says_how_to_train_at_its_last_value() -> None:
     without_option = answer(comparison(None))
     assert without_option.to_train == "To train with it"
     assert without_option.command == "amp-track train experiments/digits.py --precision amp"
-
-
-def test_every_result_has_tables() -> None:
-    assert [len(tables(result)) for result in (FIT, SEARCH, COMPARE)] == [1, 2, 3]
 
 
 def searched(*metrics: tuple[str, float, float]) -> SearchResult:
