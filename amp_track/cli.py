@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import logging
 import os
@@ -368,20 +367,14 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, *, as_json: Json = Fa
 
 
 @_command("report")
-def report_command(
-    study: Study,
-    *,
-    as_json: Json = False,
-    **given: Any,
-) -> None:
+def report_command(study: Study, *, as_json: Json = False, **given: Any) -> None:
     """Write the report page of a study, finished or not, from the stores: recommendation, proof and all trials.
 
     amp-track report digits-cpu-64MiB-43995c --out report.html
 
     Without --out, the study's run gets the page as report.html and report.md.
     """
-    request = request_of("report", DEFAULT_WORKLOAD, given, owns_process=True)
-    request = dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=study))
+    request = request_of("report", DEFAULT_WORKLOAD, given, study=study, owns_process=True)
     from amp_track.commands import report
 
     printing.run_study(report.report, request, as_json)
@@ -405,11 +398,11 @@ def ui_command(
 
     ssh -L 5000:localhost:5000 -L 8080:localhost:8080 HOST (on another machine, to see the pages there)
     """
-    request = request_of("ui", DEFAULT_WORKLOAD, given, owns_process=True)
+    request = request_of("ui", DEFAULT_WORKLOAD, given, study=study, owns_process=True)
     from amp_track.commands import ui
 
     # Flushed: the command goes on, and a reader of a pipe needs the URLs now.
-    print(ui.ui(request, study, lambda lines: print(lines, flush=True)))
+    print(ui.ui(request, lambda lines: print(lines, flush=True)))
 
 
 @_command("worker")
@@ -431,8 +424,7 @@ def work_command(
 
     amp-track worker digits-cuda0-8GiB-1f0c2a --storage postgresql+psycopg://user@host/optuna --tracking-uri http://host:5000
     """
-    request = request_of("worker", workload, given, owns_process=True)
-    request = dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=study))
+    request = request_of("worker", workload, given, study=study, owns_process=True)
     from amp_track.commands import worker
 
     printing.run_study(worker.work, request, as_json)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import importlib.metadata
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +50,7 @@ def plan(request: Request) -> PlanResult:
         _write_csv(result, Path(request.plan_options.csv))
     if request.plan_check_options.check is None and request.plan_check_options.against is None:
         return result
-    return plan_check.compared(result, request, _planned, torch=importlib.metadata.version("torch").partition("+")[0])
+    return plan_check.compared(result, request, _planned)
 
 
 def _check_targets(request: Request) -> None:

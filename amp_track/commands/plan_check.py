@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import io
 import os
 import subprocess
@@ -43,7 +44,7 @@ def check_options(request: Request) -> None:
         PlanRecord.from_json(_content(options.check), options.check)
 
 
-def compared(result: PlanResult, request: Request, plan: Callable[[Request], PlanResult], *, torch: str) -> PlanResult:
+def compared(result: PlanResult, request: Request, plan: Callable[[Request], PlanResult]) -> PlanResult:
     """Return the result if nothing has moved, or after it has been written with `--update`.
 
     `plan` plans the target of another commit.
@@ -53,6 +54,7 @@ def compared(result: PlanResult, request: Request, plan: Callable[[Request], Pla
         BadInput: the revision does not exist or has no such file, or the file cannot be written.
     """
     options, settings = request.plan_check_options, _settings(request)
+    torch = importlib.metadata.version("torch").partition("+")[0]
     now = PlanRecord.of(result, settings=settings, torch=torch)
     if options.check is not None:
         name = options.check

@@ -35,13 +35,14 @@ _TRAINS = {"train", "seeds", "compare"}
 
 
 @interrupted_safely
-def ui(request: Request, study: str | None, show: Callable[[str], None]) -> str:
+def ui(request: Request, show: Callable[[str], None]) -> str:
     """Serve the pages until Ctrl-C, SIGTERM, or the terminal is closed, and return which servers were stopped.
 
     Writes nothing itself. Before the pages are ready and `show` was called with the text about them, Ctrl-C raises
     KeyboardInterrupt as in other commands; afterwards it is the normal end.
     """
     options, storage, store = request.ui_options, request.stores.optuna, request.stores.mlflow
+    study = request.stores.study
     is_tracking_server = store.kind == "http"  # which serves MLflow's UI itself
     if is_tracking_server and options.port is not None:
         raise BadInput(f"{_PORT} cannot be used with a tracking server: {store} serves MLflow's UI itself.")

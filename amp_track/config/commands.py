@@ -131,6 +131,7 @@ def request_of(
     *,
     words: Sequence[str] = (),
     more_targets: Sequence[str] = (),
+    study: str | None = None,
     owns_process: bool = False,
 ) -> Request:
     """Return the request of a command. Options without a flag on this command have their defaults.
@@ -141,6 +142,7 @@ def request_of(
         given: the values by `Flag.parameter`: a text, the texts of a repeatable flag, or True for a switch.
         words: the words of a command whose script is the workload.
         more_targets: the targets of `plan` beside the workload.
+        study: the study that is an argument of the command.
         owns_process: whether this process runs only this command.
 
     Raises:
@@ -173,6 +175,8 @@ def request_of(
         given[batch_size] = given.get(batch_size) or _TRACED_BATCH
     options = [item for item in dataclasses.fields(Request) if dataclasses.is_dataclass(item.default)]
     built = {item.name: build(type(item.default), flags, given) for item in options}
+    if study is not None:
+        built["stores"] = dataclasses.replace(built["stores"], study=study)
     asked = build(Job, flags, given, **job)
     return Request(
         job=dataclasses.replace(asked, options=built["model_options"].added_to(asked.options)),

@@ -116,36 +116,23 @@ def moves(before: PlanRecord, now: PlanRecord, tolerance: Tolerance, name: str) 
                 "again with --update."
             )
     found = []
-    layers = {
-        precision: tuple(_moved_layers(before.peaks[precision], peak)) for precision, peak in now.peaks.items()
-    }  # fmt: skip
+
+    def moved(precision: str, what: str, earlier: int, later: int, *, is_size: bool) -> Moved:
+        layers = tuple(_moved_layers(before.peaks[precision], now.peaks[precision]))
+        return Moved(name=f"{precision}, {what}", before=earlier, now=later, is_size=is_size, layers=layers)
+
     for precision, peak in now.peaks.items():
         earlier = before.peaks[precision]
         if _has_moved(earlier.tensors_bytes, peak.tensors_bytes, tolerance):
-            batches = f"{earlier.batch_size:,}"
-            batches += f" before, {peak.batch_size:,} now" if peak.batch_size != earlier.batch_size else ""
-            found.append(
-                Moved(
-                    name=f"{precision}, peak at batch {batches}",
-                    before=earlier.peak_allocated_bytes,
-                    now=peak.peak_allocated_bytes,
-                    is_size=True,
-                    layers=layers[precision],
-                )
-            )
+            what = f"peak at batch {earlier.batch_size:,}"
+            what += f" before, {peak.batch_size:,} now" if peak.batch_size != earlier.batch_size else ""
+            peaks = earlier.peak_allocated_bytes, peak.peak_allocated_bytes
+            found.append(moved(precision, what, *peaks, is_size=True))
     for target, batches_now in now.safe_batches.items():
         for precision, batch in batches_now.items():
             earlier_batch = before.safe_batches.get(target, {}).get(precision, 0)
             if _has_moved(earlier_batch, batch, tolerance):
-                found.append(
-                    Moved(
-                        name=f"{precision}, safe batch on {target}",
-                        before=earlier_batch,
-                        now=batch,
-                        is_size=False,
-                        layers=layers[precision],
-                    )
-                )
+                found.append(moved(precision, f"safe batch on {target}", earlier_batch, batch, is_size=False))
     return found
 
 

@@ -26,7 +26,6 @@ class TrainResult(Shown):
     """Sentences about what happened and what to change, the most serious first."""
 
     def as_json(self) -> dict[str, Any]:
-        scale = self.job_result.scale
         return {
             "run_id": self.run_id,
             "target": self.job.workload,
@@ -39,12 +38,11 @@ class TrainResult(Shown):
             "peak_bytes": self.job_result.peak_bytes,
             "steps": self.job_result.steps,
             "skipped_steps": self.job_result.skipped_steps,
-            "scale": scale
-            and {"initial": scale.initial, "final": scale.final, "history": [list(change) for change in scale.history]},
+            "scale": self.job_result.scale and dataclasses.asdict(self.job_result.scale),
             "device": self.inspection.hardware.as_json(),
             "memory_budget_bytes": self.job.memory_budget_bytes,
             "waited_fraction": self.job_result.waited_fraction,
-            "non_finite_losses": self.job_result.non_finite_losses.batches if self.job_result.non_finite_losses else 0,
+            "non_finite_losses": self.job_result.non_finite_batches,
             "advice": list(self.advice),
             "diagnosis": self.job_result.diagnosis and dataclasses.asdict(self.job_result.diagnosis),
         }
