@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import pty
 import shutil
 import sqlite3
 import subprocess
+import sys
+import termios
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +79,26 @@ def tokens(page: Path) -> Iterator[Any]:
     for token in MarkdownIt("commonmark").enable("table").parse(page.read_text()):
         yield token
         yield from token.children or ()
+
+
+def written_on_a_terminal(program: str, columns: int, **variables: str) -> str:
+    """Return what a Python program writes to a terminal of that width."""
+    here, there = pty.openpty()
+    termios.tcsetwinsize(there, (24, columns))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment |= {"TERM": "xterm-256color"} | variables
+    written = b""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=there, stdout=there, stderr=there, env=environment) as process:
+        os.close(there)
+        try:
+            while part := os.read(here, 10_000):
+                written += part
+        except OSError:  # Linux says so when the other end is closed
+            pass
+    os.close(here)
+    assert process.returncode == 0
+    return written.decode()
 
 
 def some_nightly(values: Iterable[str], *, quick: Collection[str]) -> list[ParameterSet]:

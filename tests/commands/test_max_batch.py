@@ -464,13 +464,3 @@ class TestResuming:
         with pytest.raises(KeyboardInterrupt):
             max_batch(asked(), runner=SimulatedRunner(fails=fails))
         assert [trial.state for trial in trials()] == [TrialState.COMPLETE, TrialState.RUNNING, TrialState.FAIL]
-
-    def test_an_interrupt_ends_runs_and_trials(self) -> None:
-        def fails(job: Job) -> JobResult | None:
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            max_batch(asked(), runner=SimulatedRunner(fails=fails))
-        assert [trial.state for trial in trials()] == [TrialState.FAIL]
-        experiments = [experiment.experiment_id for experiment in client().search_experiments()]
-        assert {run.info.status for run in client().search_runs(experiments)} == {"KILLED"}

@@ -17,7 +17,7 @@ def test_a_flag_means_the_same_on_every_command() -> None:
             assert (other.owner, other.field, other.setting.panel) == (flag.owner, flag.field, flag.setting.panel)
 
 
-@pytest.mark.parametrize("command", ["compare", "plan", "explain"])
+@pytest.mark.parametrize("command", ["compare", "dtypes", "plan", "explain"])
 def test_auto_batches_are_offered_only_where_they_are_found(command: str) -> None:
     for flag in FLAGS[command]:
         if flag.name in ("--batch-size", "--eval-batch-size"):

@@ -1,12 +1,11 @@
 import itertools
 import os
-import pty
 import re
 import subprocess
 import sys
-import termios
 
 import pytest
+from support import written_on_a_terminal
 
 from amp_track.config.job import Job
 from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone
@@ -69,37 +68,19 @@ progress.say("amp  batch 3 fits", precision="amp")
 """
 
 
-def on_a_terminal(columns: int, **variables: str) -> str:
-    """Return what the program above writes to a terminal of that width."""
-    here, there = pty.openpty()
-    termios.tcsetwinsize(there, (24, columns))
-    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(columns)} | variables
-    written = b""
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=there, stderr=there, env=environment) as process:
-        os.close(there)
-        try:
-            while part := os.read(here, 10_000):
-                written += part
-        except OSError:  # Linux says so when the other end is closed
-            pass
-    os.close(here)
-    assert process.returncode == 0
-    return written.decode()
-
-
 def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
-    text = on_a_terminal(120)
+    text = written_on_a_terminal(PROGRAM, 120)
     assert "[bold] is text\r\n" in text and "epoch 1/2  loss 0.5000\r\n" in text
     assert all(part in text for part in ("a [title]", "75%", "batch 64 fits", "5 MiB", "scale 32,768", " steps/s"))
     after_last_bar = text[text.rindex("a [title]") :]
     assert "\x1b[2K" in after_last_bar, "its line is cleared"
     assert "\x1b[38;2;213;94;0mamp" in text or "\x1b[38;5;166mamp" in text, "a precision has its color"
-    assert not re.search(r"\x1b\[[0-9;]*38;", on_a_terminal(120, NO_COLOR="1"))
+    assert not re.search(r"\x1b\[[0-9;]*38;", written_on_a_terminal(PROGRAM, 120, NO_COLOR="1"))
 
 
 @pytest.mark.parametrize("columns", [60, 79])
 def test_a_narrow_terminal_shows_the_same_in_two_lines(columns: int) -> None:
-    text = on_a_terminal(columns)
+    text = written_on_a_terminal(PROGRAM, columns)
     lines = [line for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", text)) if line]
     assert all(len(line) <= columns for line in lines), lines
     bars = [(bar, below) for bar, below in itertools.pairwise(lines) if "a [title]" in bar]

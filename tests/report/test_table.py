@@ -1,14 +1,12 @@
-import os
-import pty
 import re
 import subprocess
 import sys
-import termios
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from support import written_on_a_terminal
 from table_samples import TABLES
 
 from amp_track.report.table import Column, Table, render_text, wrap
@@ -147,14 +145,7 @@ print_table(Table(title="t", columns=(Column("a"), Column("b")), sections=((("wo
 
 
 def test_a_terminal_has_its_own_width_and_anything_else_a_hundred_columns() -> None:
-    here, there = pty.openpty()
-    termios.tcsetwinsize(there, (24, 70))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    environment["TERM"] = "xterm"
-    subprocess.run([sys.executable, "-c", PRINT], stdin=there, stdout=there, env=environment, check=True)
-    os.close(there)
-    text = os.read(here, 100_000).decode()
-    os.close(here)
+    text = written_on_a_terminal(PRINT, 70)
     frame = next(line for line in text.splitlines() if "┏" in line)
     assert len(re.sub(r"\x1b\[[\d;]*m", "", frame)) == 70
     done = subprocess.run([sys.executable, "-c", PRINT], capture_output=True, text=True, check=True)
