@@ -30,11 +30,9 @@ def page_html(page: Page, *, ui: str) -> str:
 
 def page_markdown(page: Page, *, ui: str) -> str:
     """Return the page as Markdown: the recommendation and the tables, without charts and trials."""
-    return (
-        templates()
-        .get_template("page.md")
-        .render(page=page, in_tools=answers.IN_TOOLS, links=links.pages(page.result, ui))
-    )
+    return templates().get_template("page.md").render(
+        page=page, answer=page.answer, in_tools=answers.IN_TOOLS, links=links.pages(page.result, ui)
+    )  # fmt: skip
 
 
 def note_markdown(result: Result) -> str:
