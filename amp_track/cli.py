@@ -456,7 +456,7 @@ def _run() -> int:
         if app(args=arguments, prog_name="amp-track", standalone_mode=False) == INTERRUPTED_EXIT_CODE:
             raise KeyboardInterrupt  # typer turns it into a return value
     except AmpTrackError as error:
-        return _say(error.exit_code, str(error), getattr(error, "detail", ""))
+        return _say(error.exit_code, str(error), error.detail)
     except KeyboardInterrupt:
         return _say(INTERRUPTED_EXIT_CODE, "interrupted")
     except _usage_error() as error:

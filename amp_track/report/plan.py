@@ -35,13 +35,10 @@ _SAME = 1.01
 
 def blocks(result: PlanResult, check: PlanCheckOptions, *, see_with: str) -> list[str | Table]:
     """Return the output of `plan` in order; `see_with` is the command that starts MLflow's UI."""
-    lines = []
-    if result.unmoved_since is not None and check.update:
-        lines.append(f"Written to {result.unmoved_since}.")
-    elif result.unmoved_since is not None:
-        lines.append(
-            f"No peak and no safe batch has moved by more than {check.tolerance} since {result.unmoved_since}."
-        )
+    lines, name = [], result.unmoved_since
+    if name is not None:
+        unmoved = f"No peak and no safe batch has moved by more than {check.tolerance} since {name}."
+        lines.append(f"Written to {name}." if check.update else unmoved)
     if result.run_id is not None:
         lines += [f"Stored as run {result.run_id}. Open it with:", f"  {see_with}"]
     return [*plan_tables(result), *bullets(plan_notes(result)), *lines]
