@@ -254,15 +254,10 @@ def job_result_line(job: Job, job_result: JobResult, *, metric_name: str | None 
 
 
 class Pace:
-    """Estimates the remaining time from the trainings that have ended.
+    """Estimates the remaining time from the trainings that have ended; none starts after `deadline` (monotonic)."""
 
-    Args:
-        deadline: the time, by `clock`, after which no training starts.
-        clock: returns seconds.
-    """
-
-    def __init__(self, deadline: float = math.inf, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._deadline, self._clock = deadline, clock
+    def __init__(self, deadline: float = math.inf) -> None:
+        self._deadline = deadline
         self._first: tuple[int, float] | None = None
         """The number of finished trainings when the first one started here, and the time."""
 
@@ -272,7 +267,7 @@ class Pace:
         `made` counts the trainings finished by all search workers, including earlier commands. The time is omitted
         until one has ended since the first call.
         """
-        now = self._clock()
+        now = time.monotonic()
         first, since = self._first = self._first or (made, now)
         text = f"training {made + 1} of {total}"
         if made == first or made >= total:

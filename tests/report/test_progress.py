@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support import written_on_a_terminal
@@ -118,9 +119,9 @@ def test_a_job_in_one_line(job_result: JobResult, expected: str) -> None:
     ],
 )  # fmt: skip
 def test_the_time_left_is_told_from_the_trainings_that_have_ended(
-    deadline: float, total: int, calls: list[tuple[float, int, str]]
+    deadline: float, total: int, calls: list[tuple[float, int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-    pace = progress.Pace(deadline, clock=lambda: now[0])
-    for now[0], made, expected in calls:
+    pace = progress.Pace(deadline)
+    for now, made, expected in calls:
+        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda now=now: now))
         assert pace.next(made, total) == f"training {expected}"
