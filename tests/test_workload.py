@@ -72,7 +72,7 @@ class Layered(Workload):
         ("empty.py", r"defines no subclass of Workload"),
         ("two.py", r"defines 2 subclasses of Workload \(One, Two\)"),
         ("broken.py", "its import raised ModuleNotFoundError: No module named 'no_such_package_anywhere'"),
-        ("missing.py", "no such file"),
+        ("missing.py", "file not found"),
     ],
 )
 def test_files_without_a_workload_are_rejected(file: str, message: str) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import sysconfig
 import traceback
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -53,12 +54,17 @@ class TargetTask(Protocol[T_co]):
         """Run the task. Exceptions pass through unchanged."""
 
 
-class ProbeTarget(Protocol):
+class ProbeTarget(ABC):
     """A target, loaded for one resolved job."""
 
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    @abstractmethod
     def inspect(self) -> TargetInspection:
         """Return its properties. Raises BadInput if it cannot run."""
 
+    @abstractmethod
     def training(
         self,
         device: Device,
@@ -80,9 +86,17 @@ class ProbeTarget(Protocol):
 
     def dtypes(self, device: Device) -> TargetTask[DtypesReport]:
         """Return the task that records the dtypes of one batch. Raises BadInput if this kind of target has none."""
+        raise self._needs_a_workload("dtypes")
 
     def fake_step(self, *, as_cuda: bool) -> FakeStep:
         """Return its training step on fake tensors. Raises PlanningUnavailable, or BadInput without such a step."""
+        raise self._needs_a_workload("plan")
+
+    def _needs_a_workload(self, command: str) -> BadInput:
+        kind = "command" if self._job.command else "function"
+        return BadInput(
+            f"{self._job.workload}: {command} needs a Workload, whose model it can trace; a {kind} only has steps."
+        )
 
 
 def load_target(job: Job) -> ProbeTarget:
@@ -98,12 +112,6 @@ def load_target(job: Job) -> ProbeTarget:
     _, is_in_module, name = job.workload.partition(":")
     found = getattr(imported(job.workload), name, None) if is_in_module else None
     return FunctionTarget(job, found) if isinstance(found, FunctionType) else WorkloadTarget(job)
-
-
-def needs_a_workload(job: Job, command: str) -> BadInput:
-    """Return the error of a target that trains itself, for a command that traces the model."""
-    kind = "command" if job.command else "function"
-    return BadInput(f"{job.workload}: {command} needs a Workload, whose model it can trace; a {kind} only has steps.")
 
 
 def imported(reference: str) -> ModuleType:

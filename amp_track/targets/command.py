@@ -22,13 +22,11 @@ from pydantic import TypeAdapter
 from amp_track.config.inspection import TargetInspection
 from amp_track.config.job import OUTPUT, Job, JobFolder
 from amp_track.config.precisions import PRECISIONS, REFERENCE
-from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.targets import launched, source
-from amp_track.targets.base import FIRST_BATCH, needs_a_workload
+from amp_track.targets.base import FIRST_BATCH, ProbeTarget
 from amp_track.training.devices.base import Device
-from amp_track.training.dtypes import DtypesWatch
 from amp_track.training.process_group import RankGroup
 from amp_track.training.watch import Send, TrainingWatch
 from amp_track.workers import liveness
@@ -55,11 +53,8 @@ _NO_TRACKING = {
 """Probes leave nothing in the tracking services of others."""
 
 
-class CommandTarget:
+class CommandTarget(ProbeTarget):
     """The command of a job."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
 
     def inspect(self) -> TargetInspection:
         script = Path(self._job.workload)
@@ -84,12 +79,6 @@ class CommandTarget:
         self, device: Device, send: Send, *, group: RankGroup, enforce_budget: bool, folder: JobFolder | None
     ) -> CommandTraining:
         return CommandTraining(self._job, device, send, enforce_budget=enforce_budget, folder=folder)
-
-    def dtypes(self, device: Device) -> DtypesWatch:
-        raise needs_a_workload(self._job, "dtypes")
-
-    def fake_step(self, *, as_cuda: bool) -> FakeStep:
-        raise needs_a_workload(self._job, "plan")
 
 
 class CommandTraining:

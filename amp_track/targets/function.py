@@ -21,14 +21,12 @@ import torch
 from amp_track.config.inspection import TargetInspection
 from amp_track.config.job import Job, JobFolder
 from amp_track.config.precisions import PRECISIONS, REFERENCE
-from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.records.errors import BadInput, BadOption, summary
 from amp_track.records.result import JobResult
 from amp_track.targets import source
-from amp_track.targets.base import FIRST_BATCH, needs_a_workload
+from amp_track.targets.base import FIRST_BATCH, ProbeTarget
 from amp_track.targets.workload import option_value, source_files
 from amp_track.training.devices.base import Device
-from amp_track.training.dtypes import DtypesWatch
 from amp_track.training.process_group import RankGroup
 from amp_track.training.watch import Send, TrainingWatch
 
@@ -38,11 +36,12 @@ _GIVEN = ("batch_size", "precision", "device")
 """The parameters whose values come from the job: the others are options."""
 
 
-class FunctionTarget:
+class FunctionTarget(ProbeTarget):
     """A function of a job, with the values of its options."""
 
     def __init__(self, job: Job, function: FunctionType) -> None:
-        self._job, self._function = job, function
+        super().__init__(job)
+        self._function = function
         self._parameters = _parameters(job.workload, function)
         self._options = _options(job, function, self._parameters)
 
@@ -107,12 +106,6 @@ class FunctionTarget:
         arguments = {name: value for name, value in given.items() if name in self._parameters} | self._options
         watch = TrainingWatch(job, device, send, enforce_budget=enforce_budget)
         return FunctionTraining(watch, self._function, arguments)
-
-    def dtypes(self, device: Device) -> DtypesWatch:
-        raise needs_a_workload(self._job, "dtypes")
-
-    def fake_step(self, *, as_cuda: bool) -> FakeStep:
-        raise needs_a_workload(self._job, "plan")
 
 
 class FunctionTraining:

@@ -12,6 +12,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal, NoReturn
@@ -128,9 +129,7 @@ class TimmModel(NamedModel):
     def build(self) -> nn.Module:
         import timm
 
-        def create(**size: Any) -> nn.Module:
-            return timm.create_model(self.name, pretrained=False, num_classes=self.classes, **size)
-
+        create = partial(timm.create_model, self.name, pretrained=False, num_classes=self.classes)
         model: Any = _sized(create, "img_size", self.image_size)
         if self.checkpoint_activations:
             try:
@@ -170,11 +169,7 @@ class TorchvisionModel(NamedModel):
             more = {"weights_backbone": None}  # or it would be downloaded
         elif self.name in ("inception_v3", "googlenet"):
             more = {"init_weights": False}  # their own initialization is slow, and warns unless it is chosen
-
-        def create(**size: int) -> nn.Module:
-            model: nn.Module = torchvision.models.get_model(self.name, weights=None, **more, **size)
-            return model
-
+        create = partial(torchvision.models.get_model, self.name, weights=None, **more)
         return _sized(create, "image_size", self.image_size)
 
     def head(self, model: nn.Module) -> Iterable[nn.Parameter]:
@@ -289,7 +284,6 @@ class TransformersImages(TransformersModel):
 
 def load_named_model(reference: str) -> type[NamedModel]:
     """Return the workload class of a reference. Raises BadInput for an unknown name or an unsupported model."""
-    source.check_reference(reference)
     library, _, name = reference.partition(":")
     find = {"timm": _timm_model, "torchvision": _torchvision_model, "transformers": _transformers_model}[library]
     base, class_name, attributes = find(reference, name, imported(reference))

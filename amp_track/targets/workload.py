@@ -21,7 +21,7 @@ from amp_track.config.job import Job, JobFolder, library_of_model
 from amp_track.records.errors import AmpTrackError, BadInput, BadOption, UnknownOption, describe_type, summary
 from amp_track.records.metrics import is_metric_name
 from amp_track.targets import source
-from amp_track.targets.base import imported, users_traceback
+from amp_track.targets.base import ProbeTarget, imported, users_traceback
 from amp_track.targets.named_model import NamedModel, load_named_model
 from amp_track.training.data import digest, example_batch, length
 from amp_track.training.devices.base import Device
@@ -37,16 +37,15 @@ if TYPE_CHECKING:
 _MOST_SAMPLES = 2**32  # their shuffled order takes more than a hundred gigabytes of memory
 
 
-class WorkloadTarget:
+class WorkloadTarget(ProbeTarget):
     """A job's workload. It is loaded without data if the job is synthetic."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        super().__init__(job)
         workload = load_workload(job.workload, job.options)
         self._workload = workload.without_data() if job.synthetic else workload
 
     def inspect(self) -> TargetInspection:
-        """Return its properties. Raises BadInput if it cannot run."""
         workload, reference, is_streamed = self._workload, self._job.workload, False
         _check_fields(reference, workload)
         workload.check()
@@ -97,17 +96,14 @@ class WorkloadTarget:
         enforce_budget: bool,
         folder: JobFolder | None,
     ) -> Trainer:
-        """Return the task that trains, or that only probes if the job says so. Its `run` lets exceptions pass."""
         return Trainer(
             self._job, self._workload, device, send, group=group, enforce_budget=enforce_budget, folder=folder
         )
 
     def dtypes(self, device: Device) -> DtypesWatch:
-        """Return the task that records the dtypes of one batch."""
         return DtypesWatch(self._job, self._workload, device)
 
     def fake_step(self, *, as_cuda: bool) -> FakeStep:
-        """Return its training step on fake tensors. Raises PlanningUnavailable, or BadInput without such a step."""
         from amp_track.memory_plan.fake_step import FakeStep  # raises if private interfaces of torch have changed
 
         try:
@@ -168,11 +164,9 @@ def _check_dataset(reference: str, method: str, data: Any) -> None:
         also = " or an IterableDataset" if method == "train_data" else ""
         kind = f"{describe_type(data)}; it must return a map-style dataset (__len__, __getitem__){also}"
         raise BadInput(f"{reference}: {method}() returned {kind}")
-    with contextlib.suppress(OverflowError):  # len() raises it from 2**63 on
-        if len(data) <= _MOST_SAMPLES:
-            return
-    much = f"a dataset whose __len__ is too large; it must be at most {_MOST_SAMPLES:,}"
-    raise BadInput(f"{reference}: {method}() returned {much}")
+    if len(data) > _MOST_SAMPLES:
+        much = f"a dataset whose __len__ is too large; it must be at most {_MOST_SAMPLES:,}"
+        raise BadInput(f"{reference}: {method}() returned {much}")
 
 
 def _check_sample(reference: str, method: str, first: list[Any], workload: Workload) -> None:
@@ -286,6 +280,7 @@ def option_value(name: str, text: str, *, default: Any, hint: Any) -> Any:
 
 
 def _find_class(reference: str) -> type[Workload]:
+    source.check_reference(reference)
     if library_of_model(reference) is not None:
         return load_named_model(reference)
     module_name, colon, class_name = reference.partition(":")
@@ -297,8 +292,6 @@ def _find_class(reference: str) -> type[Workload]:
             raise BadInput(f"{reference}: {module_name} has no Workload or function named {class_name}. {hint}")
         return named
     path = Path(reference)
-    if not os.path.isfile(path):  # Path.is_file() raises OSError where a name is too long
-        raise BadInput(f"{reference}: no such file. {hint}")
     if importlib.util.spec_from_file_location("workload", path) is None:
         raise BadInput(f"{path}: not a Python file (.py). {hint}")
     module = imported(reference)

@@ -13,7 +13,7 @@ from amp_track import Workload
 
 Wrong = Literal[
     "nothing", "model", "optimizer", "closure", "loss: None", "loss: float", "loss: (1,)", "score", "schedule",
-    "schedule: number", "train item", "eval item", "train length", "eval length", "overflowing length", "example",
+    "schedule: number", "train item", "eval item", "train length", "eval length", "example",
 ]  # fmt: skip
 
 
@@ -44,8 +44,6 @@ class Returns(Workload):
             return _Data(8, (*item, item[1]))
         if self.wrong == f"{part} length":
             return _Data(2**62, item)
-        if self.wrong == "overflowing length":
-            return _Data(2**63, item)
         return TensorDataset(torch.ones(8, 4), torch.arange(8) % 2)
 
     def train_data(self) -> Dataset[Any]:
