@@ -243,7 +243,8 @@ class DistributedRunner(JobRunner):
             BadInput: as JobRunner.inspect; or the machines differ.
             TargetFailed: loading the data of the workload failed.
         """
-        by_rank = self._on_all_ranks("inspect", job, self._keep_note)
+        events: list[Event] = []
+        by_rank = self._on_all_ranks("inspect", job, events.append)
         for index, result in by_rank.items():
             if isinstance(result, JobResult):  # None for ranks that were killed because of it
                 where = f" in process {index} of {self._launch.rank.count}"
@@ -251,7 +252,7 @@ class DistributedRunner(JobRunner):
         inspections = {index: inspection_of(job, result) for index, result in by_rank.items()}
         for index, other in inspections.items():
             check_alike(index, other, inspections[0])
-        self._log_note()
+        self._log_note(events)
         return dataclasses.replace(inspections[0], free_bytes=min(each.free_bytes for each in inspections.values()))
 
     def _run_all_ranks(

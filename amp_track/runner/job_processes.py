@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -195,5 +194,5 @@ def _lower_own_priority() -> None:
     A step that computes on every core waits for each of them: tracking slowed a tiny MLP on 2 cores by a tenth. At this
     priority the process still gets about a tenth of a busy core.
     """
-    if sys.platform != "win32" and os.getpriority(os.PRIO_PROCESS, 0) < _TRACKING_NICENESS:
+    if os.getpriority(os.PRIO_PROCESS, 0) < _TRACKING_NICENESS:
         os.setpriority(os.PRIO_PROCESS, 0, _TRACKING_NICENESS)

@@ -56,7 +56,6 @@ class JobRunner:
         self._steps_back = steps_back
         self._has_killed = False
         self._imports = leading_imports.leading_imports(workload)
-        self._note = ""
         self._has_logged_note = False
 
     def start(self, *, inspects: bool = False) -> None:
@@ -72,20 +71,18 @@ class JobRunner:
                 exceeded the timeout of the job.
         """
         rank = Rank(count=job.nproc, local_count=job.nproc)
-        (result,) = self.in_fresh_processes("inspect", job, [rank], self._keep_note)
+        events: list[Event] = []
+        (result,) = self.in_fresh_processes("inspect", job, [rank], events.append)
         inspection = inspection_of(job, result)
-        self._log_note()
+        self._log_note(events)
         return inspection
 
-    def _keep_note(self, event: Event) -> None:
-        if isinstance(event, Noted):
-            self._note = event.text
-
-    def _log_note(self) -> None:
+    def _log_note(self, events: Sequence[Event]) -> None:
         """Log the note of the first successful inspection."""
-        if self._note and not self._has_logged_note:
-            _log.warning("%s", self._note)
-            self._has_logged_note = True
+        for event in events:
+            if isinstance(event, Noted) and not self._has_logged_note:
+                _log.warning("%s", event.text)
+                self._has_logged_note = True
 
     def run(
         self, job: Job, on_event: Callable[[Event], None] = ignore, *, folder: JobFolder | None = None
