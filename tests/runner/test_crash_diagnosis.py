@@ -1,165 +1,107 @@
-"""Job processes that are killed, that hang, or that lose the fork server: one line of error, and nothing stays."""
+"""The cause of a crash, found by running the same job without its budget and with one sample."""
 
-from __future__ import annotations
+from collections.abc import Callable
 
-import contextlib
-import os
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
-import psutil
 import pytest
-from support import WORKLOADS, some_nightly
 
-from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.runner.runner import JobRunner
+from amp_track.runner.crash_diagnosis import second_opinion
 
-HOSTILE = str(WORKLOADS / "hostile.py")
-KILLED = "the job process was killed by "
-DEATHS = {
-    "sigkill in model": f"{KILLED}SIGKILL",
-    "sigkill in forward": f"{KILLED}SIGKILL",
-    "sigkill in optimizer": f"{KILLED}SIGKILL",
-    "sigkill in evaluation": f"{KILLED}SIGKILL",
-    "sigkill while sending": f"{KILLED}SIGKILL",
-    "segfault": f"{KILLED}SIGSEGV",
-    "alarm": f"{KILLED}SIGALRM",
-    "signal 40": f"{KILLED}signal 40",
-    "kill the group": f"{KILLED}SIGKILL",
-    "os._exit": "the job process exited with code 0",
-    "kill the fork server": "the fork server was killed, which ended this job",
-}
+BUDGET_BYTES = 1000
+ONEDNN = "RuntimeError: could not create a primitive descriptor for the LSTM forward propagation primitive (in forward)"
+ENGINES = "RuntimeError: GET was unable to find an engine to execute this computation (in forward)"
+HALF = "RuntimeError: \"addmm_impl_cpu_\" not implemented for 'Half' (in forward)"
+HANDLE = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)` (in forward)"
+FITS, OOM = JobResult(status=JobStatus.FITS, peak_bytes=990), JobResult(status=JobStatus.OOM)
+SMALL = JobResult(status=JobStatus.FITS, peak_bytes=300)
 
 
-@pytest.fixture
-def run(runner: JobRunner) -> Callable[..., JobResult]:
-    def job_result_of(fault: str, **settings: Any) -> JobResult:
-        job = Job(workload=HOSTILE, options=(("fault", fault),), precision="fp32", epochs=1, **settings)
-        return runner.run(resolve(job, runner.inspect(job)))
-
-    return job_result_of
+def crashed(message: str = "", signal: str = "") -> JobResult:
+    return JobResult(status=JobStatus.CRASHED, message=message, signal=signal, phase="forward")
 
 
-@pytest.mark.parametrize(
-    "fault", some_nightly(DEATHS, quick={"sigkill in forward", "sigkill while sending", "os._exit"})
-)
-def test_a_death_is_one_line_and_the_next_job_runs(run: Callable[..., JobResult], fault: str) -> None:
-    job_result = run(fault)
-    assert (job_result.status, job_result.message) == (JobStatus.CRASHED, DEATHS[fault])
-    assert run("none").fits
+def job(*, budget_bytes: int | None = BUDGET_BYTES, precision: str = "amp", batch_size: int = 64) -> Job:
+    return Job(precision=precision, batch_size=batch_size, memory_budget_bytes=budget_bytes)
+
+
+def answering(*, same: JobResult, one_sample: JobResult) -> Callable[[Job], JobResult]:
+    return lambda asked: one_sample if asked.batch_size == 1 else same
+
+
+def never(asked: Job) -> JobResult:
+    raise AssertionError(f"measured batch {asked.batch_size}, although the cause is known")
 
 
 @pytest.mark.parametrize(
-    "fault",
-    some_nightly(["hang without the GIL released", "hang and ignore signals"], quick={"hang and ignore signals"}),
-)
-def test_however_a_job_hangs_it_is_given_up(run: Callable[..., JobResult], fault: str) -> None:
-    assert run(fault, job_timeout_seconds=1.0).status is JobStatus.TIMED_OUT
-
-
-_PROGRAM = f"""
-import contextlib, os, signal, sys
-from multiprocessing import forkserver, resource_tracker
-from amp_track.config.inspection import resolve
-from amp_track.config.job import Job
-from amp_track.runner.runner import JobRunner
-
-box = JobRunner({HOSTILE!r})
-
-def run(fault, notes=""):
-    job = Job(workload={HOSTILE!r}, options=(("fault", fault), ("notes", notes)), precision="fp32", epochs=1)
-    outcome = box.run(resolve(job, box.inspect(job)))
-    print(outcome.status, flush=True)
-    print(outcome.message, outcome.traceback, file=sys.stderr)
-
-if __name__ == "__main__":
-    run("none")
-"""
-
-
-def program(*lines: str, **settings: Any) -> subprocess.Popen[str]:
-    """Start a process that runs one job and then these lines."""
-    body = _PROGRAM + "".join(f"    {line}\n" for line in lines)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", body], **pipes | settings)  # type: ignore[call-overload, no-any-return]
-
-
-@contextlib.contextmanager
-def killed_in_the_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """Kill a process and its descendants at the end of the block."""
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
-        process.communicate()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("line", "jobs"),
+    "job_result",
     [
-        ("os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)", 2),
-        ("os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)", 2),
-        ("run('kill the resource tracker')", 3),
+        FITS,
+        OOM,
+        crashed("ValueError: the labels are off by one (in forward)"),
+        crashed("the job process was killed by SIGKILL", "SIGKILL"),
+        crashed("RuntimeError: \"cross_entropy\" not implemented for 'Long' (in forward)"),
     ],
 )
-def test_the_processes_of_multiprocessing_may_be_killed(line: str, jobs: int) -> None:
-    with killed_in_the_end(program(line, "run('none')")) as process:
-        stdout, stderr = process.communicate(timeout=120)
-    assert (process.returncode, stdout.split()) == (0, ["fits"] * jobs), stderr
-    assert "Traceback" not in stderr
+def test_what_names_its_cause_stays_what_it_is(job_result: JobResult) -> None:
+    assert second_opinion(job(), job_result, never) is job_result
 
 
-@pytest.mark.nightly
-def test_fork_servers_that_die_at_once_are_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys\nif 'forkserver import main' in str(sys.orig_argv): os._exit(1)\n"
-    )
-    folders = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
-    with killed_in_the_end(program(env=os.environ | {"PYTHONPATH": folders})) as process:
-        _, stderr = process.communicate(timeout=120)
-    assert stderr.splitlines()[-1].startswith("amp_track.records.errors.AmpTrackError: The fork server died 3 times")
+@pytest.mark.parametrize("crash", [crashed(ONEDNN), crashed(ENGINES), crashed(HANDLE), crashed(signal="SIGSEGV")])
+def test_a_budget_is_the_cause_if_the_same_batch_takes_as_much_without(crash: JobResult) -> None:
+    found = second_opinion(job(), crash, answering(same=FITS, one_sample=SMALL))
+    assert (found.status, found.peak_bytes) == (JobStatus.OOM, 990)
+    assert second_opinion(job(), crash, answering(same=OOM, one_sample=SMALL)).status is JobStatus.OOM
+    assert second_opinion(job(), crash, answering(same=SMALL, one_sample=SMALL)) is crash
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param("grandchild and hang", marks=pytest.mark.slow),
-        pytest.param("hang without the GIL released", marks=pytest.mark.nightly),
-    ],
-)
-def test_a_killed_command_leaves_neither_processes_nor_folders(tmp_path: Path, fault: str) -> None:
-    notes = tmp_path / "notes"
-    with tempfile.TemporaryDirectory() as temporary:  # the name of `tmp_path` is too long for a socket
-        environment = os.environ | {"TMPDIR": temporary}
-        with killed_in_the_end(program(f"run({fault!r}, {str(notes)!r})", env=environment)) as process:
-            deadline = time.monotonic() + 120
-            while not notes.exists():
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            all_of_them = psutil.Process(process.pid).children(recursive=True)
-            assert len(all_of_them) >= 3, "the fork server, the resource tracker and the job"
-            process.kill()
-        _, alive = psutil.wait_procs(all_of_them, timeout=120)
-        assert not alive
-        with killed_in_the_end(program(env=environment)) as process:
-            process.communicate(timeout=120)
-        assert not [name for name in os.listdir(temporary) if name.startswith(("amp_track-", "pymp-"))]
+@pytest.mark.parametrize("crash", [crashed(ONEDNN), crashed(ENGINES), crashed(HANDLE)])
+def test_without_a_budget_it_is_memory_if_one_sample_runs(crash: JobResult) -> None:
+    found = second_opinion(job(budget_bytes=None), crash, answering(same=crash, one_sample=SMALL))
+    assert found.status is JobStatus.OOM
+    assert found.message == f"{crash.message}; one sample runs"
 
 
-def test_a_temporary_folder_that_takes_no_socket_is_told_in_one_line(tmp_path: Path) -> None:
-    folder = tmp_path / ("x" * 80)
-    folder.mkdir()
-    with killed_in_the_end(program(env=os.environ | {"TMPDIR": str(folder)})) as process:
-        _, stderr = process.communicate(timeout=120)
-    assert stderr.splitlines()[-1].startswith(f"amp_track.records.errors.BadInput: TMPDIR: got {folder}, expected")
+def test_a_batch_that_fails_under_no_limit_is_too_large_for_a_kernel() -> None:
+    crash = crashed(ONEDNN)
+    assert second_opinion(job(), crash, answering(same=crash, one_sample=SMALL)).status is JobStatus.KERNEL_LIMIT
+
+
+@pytest.mark.parametrize("budget_bytes", [None, BUDGET_BYTES])
+@pytest.mark.parametrize("batch_size", [1, 64])
+@pytest.mark.parametrize("message", [ONEDNN, HALF])
+def test_a_kernel_that_fails_at_one_sample_makes_the_precision_impossible(
+    budget_bytes: int | None, batch_size: int, message: str
+) -> None:
+    crash = crashed(message)
+    asked = job(budget_bytes=budget_bytes, batch_size=batch_size)
+    found = second_opinion(asked, crash, answering(same=crash, one_sample=crash))
+    assert (found.status, found.message) == (JobStatus.UNSUPPORTED, message)
+
+
+@pytest.mark.parametrize("two", [SMALL, crashed(ONEDNN)])
+def test_a_model_that_rejects_one_sample_is_tried_with_two(two: JobResult) -> None:
+    """Batch norm rejects a single sample without spatial dimensions."""
+    crash, rejected = crashed(ONEDNN), crashed("ValueError: Expected more than 1 value per channel (in forward)")
+    answers = {1: rejected, 2: two}
+    found = second_opinion(job(budget_bytes=None), crash, lambda asked: answers[asked.batch_size or 0])
+    assert found.status is (JobStatus.OOM if two.fits else JobStatus.UNSUPPORTED)
+    neither = second_opinion(job(budget_bytes=None), crash, lambda asked: rejected)
+    assert neither is crash
+
+
+def test_a_second_run_that_takes_too_long_tells_nothing() -> None:
+    crash, late = crashed(ONEDNN), JobResult(status=JobStatus.TIMED_OUT)
+    assert second_opinion(job(), crash, answering(same=late, one_sample=SMALL)) is crash
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_float32_is_always_possible(precision: str) -> None:
+    crash = crashed(ONEDNN)
+    assert second_opinion(job(precision=precision), crash, answering(same=crash, one_sample=crash)) is crash
+
+
+def test_a_null_pointer_without_a_budget_may_be_a_bug() -> None:
+    crash = crashed(signal="SIGSEGV")
+    assert second_opinion(job(budget_bytes=None), crash, never) is crash
+    assert second_opinion(job(), crash, answering(same=crash, one_sample=crash)) is crash

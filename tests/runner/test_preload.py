@@ -1,6 +1,5 @@
 """The imports of the fork server: they change no workload, and a missing module fails each job."""
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -11,13 +10,6 @@ from typing import Any
 
 import pytest
 from support import FAULTS, ROOT
-
-from amp_track.runner import fork_server
-
-
-@pytest.mark.parametrize("name", [fork_server.PRELOAD_MODULE, *fork_server.REQUIRED_MODULES, *fork_server.STEP_MODULES])
-def test_every_name_is_a_module(name: str) -> None:
-    assert importlib.util.find_spec(name) is not None
 
 
 def run(*arguments: str | Path, expected_exit_code: int = 0, **settings: Any) -> subprocess.CompletedProcess[str]:
@@ -254,14 +246,6 @@ def test_an_import_that_hangs_in_the_fork_server_is_left_to_the_jobs(tmp_path: P
     assert done.stdout.splitlines() == ["seen - 1 threads"]
     (line,) = done.stderr.splitlines()
     assert line == "import reads_environment: it did not finish within 2 s, so each job runs it."
-
-
-def test_a_process_that_runs_the_workload_first_has_not_imported_torch() -> None:
-    """These modules are imported before `source.import_ahead`."""
-    modules = "amp_track.runner.runner, amp_track.runner.process_setup, amp_track.training.devices.heap"
-    program = f"import sys, {modules}\nprint([name for name in ('torch', 'numpy') if name in sys.modules])"
-    done = run("-c", program)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 @pytest.mark.nightly

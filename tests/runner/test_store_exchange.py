@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import subprocess
 import sys
 import time
@@ -13,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from support import skip_without_namespaces
 from torch.distributed import PrefixStore, TCPStore
@@ -230,36 +228,11 @@ def test_an_order_that_is_none_is_rejected(change: dict[str, object]) -> None:
         Board.from_json(json.dumps({"order": json.loads(ORDER.model_dump_json()) | change}).encode(), 0)
 
 
-class Exploit:
-    """Creates a file when unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.file,)
-
-
 @pytest.mark.parametrize("data", [b"", b"{", b"[" * 10_000, b"null", b'{"state": "a"}', b"\xff"])
 def test_a_message_that_is_none_is_rejected(data: bytes) -> None:
     for model in (Board, Report):
         with pytest.raises(AgentLost, match="rank 0: its message in torchrun's store is damaged"):
             model.from_json(data, 0)
-
-
-def test_a_pickle_in_the_store_is_not_unpickled(network: Network, tmp_path: Path) -> None:
-    data = pickle.dumps(Exploit(tmp_path / "ran"))
-    other = network.other(1)
-    time.sleep(0.2)
-    network.forge(0, data)
-    with pytest.raises(AgentLost, match="rank 0: its message in torchrun's store is damaged"):
-        other.next()
-    first = network.first()
-    time.sleep(0.2)
-    network.forge(2, data)
-    with pytest.raises(AgentLost, match="rank 2: its message in torchrun's store is damaged"):
-        first.wait_until_joined()
-    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("change", [{"local_index": -1}, {"answer": {"status": "won"}}, {"answer": {"kind": 1}}])
@@ -282,20 +255,6 @@ def test_texts_of_other_machines_steer_no_terminal() -> None:
     report = Report(local_index=0, answer=replace(FITS, message="\x1b]0;title\x07 é"))
     read = Report.from_json(report.model_dump_json().encode(), 1)
     assert read.answer == replace(FITS, message="\\x1b]0;title\\x07 é")
-
-
-def test_nothing_listens_whatever_torchruns_address(network: Network) -> None:
-    """Rank 0 once listened on all interfaces unless that address belonged to the loopback interface."""
-
-    def listening() -> set[object]:
-        return {each.laddr for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN}
-
-    before = listening()
-    first = network.first(count=2)
-    other = network.other(1, count=2)
-    first.wait_until_joined()
-    results_of(first, answers(other))
-    assert not listening() - before
 
 
 @pytest.mark.nightly
