@@ -52,25 +52,6 @@ def test_an_example_fits_and_a_huge_batch_does_not(
 
 
 @pytest.mark.nightly
-def test_the_max_batch_of_texts_holds_in_any_order(runner: JobRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found with the largest samples; batches as drawn fit more, and run out of memory later."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.chdir(EXAMPLES)
-    options, budget = {"samples": "1000"}, {"memory_budget_bytes": 64 * MEBIBYTE}
-
-    def fits(batch_size: int, **settings: object) -> bool:
-        job = probe(runner, "variable_length:train", options, batch_size=batch_size, **budget, **settings)
-        return runner.run(job).fits
-
-    worst, drawn = (
-        next(size for size in range(80, 40, -1) if fits(size, worst_batch=worst_batch)) for worst_batch in (True, False)
-    )
-    assert worst < drawn
-    assert all(fits(worst, probe=False) for _ in range(3))
-    assert not any(fits(drawn + 5, probe=False) for _ in range(3))
-
-
-@pytest.mark.nightly
 def test_an_integration_is_identified_by_the_users_files(runner: JobRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES)
     job = probe(runner, "amp_track.integrations.transformers:train", TRANSFORMERS)

@@ -1,3 +1,6 @@
+"""The small networks on made-up data: they are the write-ups', learn at every precision, and reject bad options."""
+
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,17 +10,18 @@ from PIL import Image
 from support import ROOT
 from torch import nn
 
-from amp_track.config.job import Job, JobFolder
+from amp_track.config.job import JobFolder
 from amp_track.records.errors import BadInput
 from amp_track.records.events import Event, FileWritten
 from amp_track.records.result import JobStatus
 from amp_track.runner.runner import JobRunner
 from amp_track.targets.workload import load_workload
 
+MLP = str(ROOT / "experiments" / "mlp.py")
 SINUSOID = str(ROOT / "experiments" / "sinusoid.py")
 
 
-def test_the_write_ups_image_and_network() -> None:
+def test_image_and_network_of_the_sinusoid_are_the_write_ups() -> None:
     workload = load_workload(SINUSOID)
     data = workload.train_data()
     assert len(data) == 512
@@ -37,7 +41,7 @@ def test_the_write_ups_image_and_network() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
-def test_it_trains_in_every_precision(runner: JobRunner, precision: str) -> None:
+def test_the_sinusoid_trains_in_every_precision(runner: JobRunner, precision: str) -> None:
     options = {"size": 16, "hidden": 8, "steps_per_epoch": 4}
     job_result = job_result_in(runner, job_of(runner, SINUSOID, options, batch_size=1, steps=None, epochs=1), precision)
     assert job_result.status is JobStatus.FITS, job_result.traceback
@@ -50,7 +54,7 @@ def pixels(file: Path) -> list[int]:
         return list(image.tobytes())
 
 
-def test_it_learns_and_shows_what(runner: JobRunner, tmp_path: Path) -> None:
+def test_the_sinusoid_is_learned_and_shown(runner: JobRunner, tmp_path: Path) -> None:
     options = {"size": 32, "hidden": 64, "steps_per_epoch": 300}
     job = job_of(runner, SINUSOID, options, batch_size=1, steps=None, epochs=1, precision="fp32", learning_rate=1e-2)
     events: list[Event] = []
@@ -66,7 +70,38 @@ def test_it_learns_and_shows_what(runner: JobRunner, tmp_path: Path) -> None:
     model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
 
 
-@pytest.mark.parametrize("option", ["size", "hidden", "layers", "steps_per_epoch"])
-def test_bad_options_are_rejected_before_anything_runs(runner: JobRunner, option: str) -> None:
+@pytest.mark.slow
+def test_the_mlp_is_the_write_ups() -> None:
+    workload = load_workload(MLP)
+    layers = [
+        (part.in_features, part.out_features) for part in workload.model().modules() if isinstance(part, nn.Linear)
+    ]
+    assert layers == [(8, 16), (16, 16), (16, 1)]
+    data = workload.train_data()
+    assert len(data) == 50 * 512
+    assert (workload.batch_size, workload.learning_rate, workload.epochs) == (512, 1e-3, 1)
+    wide = load_workload(MLP, [("width", "64")]).model()
+    assert wide[2].weight.shape == (64, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
+def test_the_mlp_learns_in_every_precision(runner: JobRunner, precision: str) -> None:
+    """One batch of noise can be learned by heart; a model that is not trained has the noise's variance as its loss."""
+    job = job_of(runner, MLP, {"batches": 1, "width": 64}, batch_size=512, steps=None, epochs=100, learning_rate=0.1)
+    job_result = job_result_in(runner, job, precision)
+    assert job_result.status is JobStatus.FITS, job_result.traceback
+    assert job_result.steps == 100
+    untrained = job_result_in(runner, dataclasses.replace(job, learning_rate=1e-12, epochs=1), precision)
+    assert untrained.train_loss == pytest.approx(1.0, abs=0.2)
+    assert untrained.metric == pytest.approx(1.0, abs=0.2), "the targets are noise of variance 1"
+    assert job_result.train_loss < 0.9 * untrained.train_loss
+
+
+@pytest.mark.parametrize(
+    ("workload", "option"),
+    [(SINUSOID, name) for name in ("size", "hidden", "layers", "steps_per_epoch")] + [(MLP, "width"), (MLP, "batches")],
+)
+def test_bad_options_are_rejected(workload: str, option: str) -> None:
     with pytest.raises(BadInput, match=f"--set {option}: got 0, expected a whole number of"):
-        runner.inspect(Job(workload=SINUSOID, options=((option, "0"),)))
+        load_workload(workload, [(option, "0")]).check()
