@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
@@ -100,7 +99,6 @@ def test_only_simple_defaults_are_options(runner: JobRunner, function_job: Funct
         ("oom and exit 1", JobStatus.OOM, "allocate"),
         ("oom as another error", JobStatus.OOM, "allocate"),
         ("abort", JobStatus.CRASHED, "SIGABRT"),
-        ("kill", JobStatus.CRASHED, "SIGKILL"),
         ("two optimizers", JobStatus.FITS, ""),
         ("numpy", JobStatus.OOM, "Unable to allocate"),
     ],
@@ -114,13 +112,6 @@ def test_each_end_has_its_status(
     assert OUR_FRAMES not in job_result.traceback
     if ending == "two optimizers":
         assert job_result.steps > 11, "the probe waits for the second optimizer"
-
-
-@pytest.mark.slow
-def test_a_function_that_hangs_is_timed_out(runner: JobRunner, function_job: FunctionJob) -> None:
-    job = function_job("ends", options=(("ending", "hang"),))
-    job_result = runner.run(dataclasses.replace(job, job_timeout_seconds=3.0))
-    assert job_result.status is JobStatus.TIMED_OUT
 
 
 @pytest.mark.parametrize(

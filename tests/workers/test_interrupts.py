@@ -39,12 +39,6 @@ def interrupted(program: str, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
 
 
-def test_without_a_block_it_is_raised_where_it_comes() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
-    interrupts.check()
-
-
 @pytest.mark.parametrize("number", BOTH)
 def test_a_signal_is_kept_until_the_next_wait(number: signal.Signals) -> None:
     done = []

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -77,9 +75,7 @@ def with_a_path(batch_size: int, precision: str, path: str) -> None: ...
 def without_steps(batch_size: int, precision: str) -> None: ...
 
 
-Ending = Literal[
-    "bug", "exit", "oom and exit 1", "oom as another error", "abort", "kill", "hang", "two optimizers", "numpy"
-]
+Ending = Literal["bug", "exit", "oom and exit 1", "oom as another error", "abort", "two optimizers", "numpy"]
 
 
 def ends(batch_size: int, precision: str, ending: Ending) -> None:
@@ -103,10 +99,6 @@ def ends(batch_size: int, precision: str, ending: Ending) -> None:
                 raise ValueError("the training failed") from error
         case "abort":
             os.abort()
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "hang":
-            time.sleep(1e6)
         case "two optimizers":  # as in a GAN: the second one steps less often
             second = Training(precision)
             for index in range(100):
