@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
 
 _SECONDS_FOR_OTHERS = 60  # timeout for the lock of a process that writes
 _SMALL_BYTES = 4 * 2**20
@@ -53,9 +57,12 @@ def _read(file: Path, mode: str, seconds: float) -> Content:
         return Content(tables, versions[0][0] if len(versions) == 1 else None)
 
 
-def script_of(connection: sqlite3.Connection) -> tuple[str, ...]:
-    """Return the SQL statements that recreate a database, for `make_tables`."""
-    return tuple(line for line in connection.iterdump() if line not in ("BEGIN TRANSACTION;", "COMMIT;"))
+def script_of(engine: Engine) -> tuple[str, ...]:
+    """Return the SQL statements that recreate a database in memory, for `make_tables`. End the database."""
+    with closing(engine.raw_connection()) as connection:
+        dump = list(connection.driver_connection.iterdump())  # type: ignore[union-attr]
+    engine.dispose()
+    return tuple(line for line in dump if line not in ("BEGIN TRANSACTION;", "COMMIT;"))
 
 
 def make_tables(file: Path, statements: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from amp_track.records.errors import BadInput
-from amp_track.stores import locks, sqlite_files
+from amp_track.stores import databases, locks, sqlite_files
 from amp_track.stores.addresses import StoreAddress
 from amp_track.workers import interrupts
 
@@ -151,13 +151,10 @@ def _content(got: str, file: Path) -> sqlite_files.Content:
 
 
 def _check_database_server(got: str, address: StoreAddress, owner: str, expected: str) -> None:
-    from sqlalchemy import create_engine, inspect
     from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 
     try:
-        engine = create_engine(address.url)
-        tables = inspect(engine).get_table_names()
-        engine.dispose()
+        tables = databases.tables(address)
     except (NoSuchModuleError, ImportError) as error:
         raise BadInput(
             f"{got}, {expected}; no driver for this one ({error}). For PostgreSQL use postgresql+psycopg://… and pip "

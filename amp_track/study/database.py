@@ -21,12 +21,13 @@ import optuna
 import sqlalchemy
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState
-from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from amp_track.records.errors import StoreFailed
 from amp_track.records.masking import masked, masked_within
+from amp_track.stores import databases
 from amp_track.stores.locks import store_lock
 from amp_track.study import optuna_internals
 from amp_track.workers import interrupts, liveness
@@ -38,14 +39,6 @@ WORKER = "worker"
 """The user attribute of a trial that identifies the process that runs it."""
 _log = logging.getLogger("amp_track.study")
 _LONGEST_PAUSE_SECONDS = 2.0
-_LIBPQ = {
-    "connect_timeout": 10,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-}
-"""Detect an unreachable server within half a minute instead of the default two hours."""
 _LOCK_KEY = zlib.crc32(b"amp_track") >> 1
 """The first half of the keys of these advisory locks, which PostgreSQL takes as signed numbers of 32 bits."""
 _HOLD_SECONDS = 60
@@ -70,17 +63,6 @@ class Times:
 
 
 TIMES = Times()
-
-
-def engine_arguments(url: str) -> dict[str, Any]:
-    """Return the arguments of the engine that connects to the database at `url`."""
-    address = make_url(url)
-    if address.get_backend_name() == "sqlite":
-        return {"connect_args": {"timeout": 5}}
-    uses_libpq = address.get_driver_name() in ("psycopg", "psycopg2")
-    # Settings in the address take precedence.
-    settings = {name: value for name, value in _LIBPQ.items() if name not in address.query} if uses_libpq else {}
-    return {"pool_pre_ping": True, "connect_args": settings}
 
 
 class SharedStorage(optuna_internals.StaleTrialHeartbeat, RDBStorage):
@@ -242,7 +224,7 @@ def worker_lock(url: str, part: str, *, storage: BaseStorage | None = None) -> I
 
 def _locked_connection(url: str, part: str) -> Connection:
     """Wait for the lock. It belongs to a transaction, so it works through connection poolers."""
-    connection = sqlalchemy.create_engine(url, poolclass=NullPool, **engine_arguments(url)).connect()
+    connection = sqlalchemy.create_engine(url, poolclass=NullPool, **databases.engine_arguments(url)).connect()
     lock = sqlalchemy.select(sqlalchemy.func.pg_try_advisory_xact_lock(_LOCK_KEY, zlib.crc32(part.encode()) >> 1))
     started, has_warned = time.monotonic(), False
     try:

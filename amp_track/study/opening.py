@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import optuna
-import sqlalchemy
 from sqlalchemy.pool import StaticPool
 
 from amp_track.records.errors import BadInput
-from amp_track.stores import sqlite_files
+from amp_track.stores import databases, sqlite_files
 from amp_track.stores.addresses import StoreAddress
 from amp_track.study import database, optuna_internals
 from amp_track.study.database import SharedStorage
@@ -76,7 +75,7 @@ def open_existing_storage(url: str) -> Storage:
     if address.kind == "journal" and address.file is not None:
         if address.file.exists() and address.file.stat().st_size:  # opening it would create it
             return SharedJournal(address.file)
-    elif optuna_internals.TABLES & _tables(address):
+    elif optuna_internals.TABLES & databases.tables(address):
         return _open_database(address, skip_table_creation=True)
     raise BadInput(
         f"--storage: {address} holds no studies yet. Use another storage, or create a study with amp-track max-batch."
@@ -84,38 +83,22 @@ def open_existing_storage(url: str) -> Storage:
 
 
 def _open_database(address: StoreAddress, **arguments: Any) -> SharedStorage:
-    if arguments["skip_table_creation"] and (missing := optuna_internals.TABLES - _tables(address)):
+    if arguments["skip_table_creation"] and (missing := optuna_internals.TABLES - databases.tables(address)):
         raise BadInput(
             f"--storage: {address} has no table {min(missing)}, which Optuna needs. Restore a backup, or use another "
             "storage."
         )
     try:
-        return SharedStorage(address.url, engine_kwargs=database.engine_arguments(address.url), **arguments)
+        return SharedStorage(address.url, engine_kwargs=databases.engine_arguments(address.url), **arguments)
     except RuntimeError as error:
         raise BadInput(f"--storage: {address} was created by another version of Optuna. {error}") from None
-
-
-def _tables(address: StoreAddress) -> set[str]:
-    """Return the names of the tables of a database. Write nothing: to connect to a missing file would create it."""
-    if address.file is not None:
-        return set(sqlite_files.read(address.file).tables)
-    engine = sqlalchemy.create_engine(address.url, **database.engine_arguments(address.url))
-    try:
-        return set(sqlalchemy.inspect(engine).get_table_names())
-    finally:
-        engine.dispose()
 
 
 @functools.cache
 def _statements() -> tuple[str, ...]:
     """Return the SQL statements that create Optuna's tables in SQLite, to run them in one transaction."""
     storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs={"poolclass": StaticPool})  # in memory
-    connection = storage.engine.raw_connection()
-    try:
-        return sqlite_files.script_of(connection.driver_connection)  # type: ignore[arg-type]
-    finally:
-        connection.close()
-        storage.engine.dispose()
+    return sqlite_files.script_of(storage.engine)
 
 
 def study_names(storage: Storage) -> list[str]:

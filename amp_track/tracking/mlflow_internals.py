@@ -8,7 +8,7 @@ import logging
 import logging.config
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,7 +21,8 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from amp_track.records.errors import BadInput
 from amp_track.records.masking import masked
 from amp_track.records.metrics import EVAL_LOSS
-from amp_track.stores import sqlite_files
+from amp_track.stores import databases, sqlite_files
+from amp_track.stores.addresses import StoreAddress
 
 _SECTION, _MOST_RUNS = "amp_track", 100
 """The section of the charts in MLflow's UI, and the maximum number of runs in one chart."""
@@ -153,12 +154,9 @@ def empty_store() -> tuple[str, ...]:
 
         with _logging_as_it_is():
             _initialize_tables(engine)  # type: ignore[no-untyped-call]
-        with closing(engine.raw_connection()) as connection:
-            return sqlite_files.script_of(connection.driver_connection)  # type: ignore[arg-type]
+        return sqlite_files.script_of(engine)
     except (ImportError, AttributeError, TypeError, sqlalchemy.exc.SQLAlchemyError):
         return ()
-    finally:
-        engine.dispose()
 
 
 def make_store(file: Path) -> None:
@@ -175,23 +173,13 @@ def _missing_tables(uri: str) -> set[str]:
     from mlflow.store.db.base_sql_model import Base
     from mlflow.store.tracking.dbmodels import models  # noqa: F401  # registers the tables in Base
 
-    missing = set(Base.metadata.tables) - _tables(uri)
+    missing = set(Base.metadata.tables) - databases.tables(StoreAddress.parse(uri))
     return missing if "experiments" not in missing else set()
 
 
 def has_tables(uri: str) -> bool:
     """Return whether an existing database is an MLflow store. If its tables are renamed, none is."""
-    return "experiments" in _tables(uri)
-
-
-def _tables(uri: str) -> set[str]:
-    import sqlalchemy
-
-    engine = sqlalchemy.create_engine(uri)
-    try:
-        return set(sqlalchemy.inspect(engine).get_table_names())
-    finally:
-        engine.dispose()
+    return "experiments" in databases.tables(StoreAddress.parse(uri))
 
 
 def view_tag(run_id: str) -> str:

@@ -19,28 +19,25 @@ from amp_track.config.job import Job, JobFolder
 from amp_track.records.errors import StoreFailed
 from amp_track.records.events import CheckpointWritten, Event
 from amp_track.records.result import JobResult
-from amp_track.stores.addresses import DEFAULT_STORAGE, StoreAddress
+from amp_track.stores.addresses import DEFAULT_STORAGE, DEFAULT_TRACKING_URI, StoreAddress
 from amp_track.stores.errors import in_one_line
-from amp_track.tracking import mlflow_internals
+from amp_track.study import opening
 
 
-def test_a_message_of_a_damaged_database_that_is_no_text_is_told(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("fresh_stores")
+def test_a_message_of_a_damaged_database_that_is_no_text_is_told() -> None:
     """SQLite names the damaged object, which may not be UTF-8: Python's sqlite3 then raises this error."""
 
     def read(connection: sqlite3.Connection, record: object) -> None:
         b"malformed database schema (\x96uns)".decode()
 
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    mlflow, optuna = map(StoreAddress.parse, (DEFAULT_TRACKING_URI, DEFAULT_STORAGE))
     event.listen(Engine, "connect", read)
     try:
-        with (
-            pytest.raises(StoreFailed, match="cannot read its contents") as raised,
-            in_one_line(StoreAddress.parse(uri), StoreAddress.parse(DEFAULT_STORAGE)),
-        ):
-            mlflow_internals.has_tables(uri)
+        with pytest.raises(StoreFailed, match=f"^{optuna}: cannot read its contents"), in_one_line(mlflow, optuna):
+            opening.open_existing_storage(optuna.url)
     finally:
         event.remove(Engine, "connect", read)
-    assert str(raised.value).startswith(uri)
 
 
 @pytest.fixture

@@ -1,12 +1,9 @@
 """SQLite files: all tables are created or none, and reading the schema writes nothing."""
 
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
-import pytest
 from support import ROOT
 
 from amp_track.stores import sqlite_files
@@ -36,35 +33,7 @@ def test_a_process_killed_as_it_makes_tables_leaves_an_empty_database(tmp_path: 
     assert sqlite_files.read(FILE).tables == {"one", "two"}
 
 
-def test_an_error_leaves_an_empty_database() -> None:
-    with pytest.raises(sqlite3.OperationalError):
-        sqlite_files.make_tables(FILE, [*STATEMENTS, "CREATE TABLE two (x)"])
-    assert sqlite_files.read(FILE) == sqlite_files.Content()
-
-
 def test_tables_that_another_process_has_made_meanwhile_stay() -> None:
     sqlite_files.make_tables(FILE, STATEMENTS)
     sqlite_files.make_tables(FILE, ["CREATE TABLE three (x)"])
-    assert sqlite_files.read(FILE).tables == {"one", "two"}
-
-
-def test_a_script_makes_the_same_again() -> None:
-    sqlite_files.make_tables(
-        FILE, [*STATEMENTS, "CREATE INDEX i ON one (x)", "CREATE TABLE alembic_version (version_num)"]
-    )
-    with closing(sqlite3.connect(FILE)) as connection:
-        connection.execute("INSERT INTO alembic_version VALUES ('abc')")
-        connection.commit()
-        script = sqlite_files.script_of(connection)
-    other = Path("other.db")
-    sqlite_files.make_tables(other, script)
-    assert sqlite_files.read(other) == sqlite_files.read(FILE)
-    assert sqlite_files.read(other).version == "abc"
-
-
-def test_of_a_large_file_only_the_names_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    sqlite_files.make_tables(FILE, [*STATEMENTS, *["INSERT INTO two VALUES (zeroblob(4000))"] * 1100])
-    with FILE.open("r+b") as opened:
-        opened.seek(500 * 4096)
-        opened.write(b"\xff" * 4096)
     assert sqlite_files.read(FILE).tables == {"one", "two"}

@@ -14,6 +14,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from amp_track.stores import databases
 from amp_track.study import database, opening, storage, trials
 from amp_track.study.journal import SharedJournal
 from amp_track.workers.liveness import this_process
@@ -150,7 +151,7 @@ def test_a_heartbeat_of_a_trial_that_was_taken_over_says_nothing(study: optuna.S
 def test_a_locked_database_is_waited_for(study: optuna.Study, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process may be stopped in the middle of a write."""
     running_trial(SQLITE, None, None)
-    monkeypatch.setattr(database, "engine_arguments", lambda url: {"connect_args": {"timeout": 0.1}})
+    monkeypatch.setattr(databases, "engine_arguments", lambda url: {"connect_args": {"timeout": 0.1}})
     opened = opening.open_storage(SQLITE)
     patient = optuna.load_study(study_name="s", storage=opened)
     monkeypatch.setattr(database, "TIMES", replace(database.TIMES, database=1))
