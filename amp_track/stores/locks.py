@@ -49,7 +49,7 @@ def store_lock(url: str, *, part: str = "") -> Iterator[None]:
             interrupts.sleep(_POLL_SECONDS)
         except OSError as error:
             raise StoreFailed(
-                f"{file}: cannot lock this file ({why_unusable(file) or error.strerror}). Move it away, or put the "
+                f"{file}: cannot lock this file ({error.strerror}). Move it away, or put the "
                 "store on a file system that supports locks."
             ) from error
         if not has_warned and time.monotonic() - begun > _SILENT_SECONDS:
@@ -76,13 +76,6 @@ def lock_file(url: str, part: str = "") -> Path:
         ours = ".amp_track" if address.kind == "journal" else ""  # Optuna locks a journal by PATH.lock
         return file.with_name(f"{file.name}{ours}{suffix}")
     return platformdirs.user_cache_path("amp_track") / "locks" / f"{_digest(url)[:16]}{suffix}"
-
-
-def why_unusable(file: Path) -> str:
-    """Return why a lock file cannot be opened; "" if it can be, or does not exist. Write nothing."""
-    if file.is_symlink():  # it may point to another user's file
-        return "it is a symbolic link"
-    return "it is a folder" if file.is_dir() else ""
 
 
 def _digest(text: str) -> str:

@@ -82,7 +82,6 @@ def _check_file(got: str, file: Path, address: StoreAddress) -> None:
     problem = ""
     try:
         folder, lock = file.resolve().parent, locks.lock_file(address.url)
-        reason = locks.why_unusable(lock)
         if file.name.startswith("file:"):
             problem = "expected sqlite:///PATH, not an SQLite URI."
         elif not folder.is_dir():
@@ -93,7 +92,8 @@ def _check_file(got: str, file: Path, address: StoreAddress) -> None:
             problem = "which is a pipe or a device. Use a file."
         elif file.exists() and not os.access(file, os.R_OK | os.W_OK):
             problem = "which is not writable or not readable. Change its permissions, or use another file."
-        elif reason:
+        elif lock.is_symlink() or lock.is_dir():  # a link may point to another user's file
+            reason = "it is a symbolic link" if lock.is_symlink() else "it is a folder"
             problem = f"whose lock file {lock} cannot be locked ({reason}). Move it away."
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a long name, a null byte
         reason = getattr(error, "strerror", None) or str(error)

@@ -87,22 +87,6 @@ def test_a_lock_left_by_a_killed_process_is_taken(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(("target", "message"), [("precious", "symbolic link"), ("", "folder")])
-def test_a_link_or_a_folder_in_place_of_a_lock_is_told_and_not_followed(
-    target: str, message: str, tmp_path: Path
-) -> None:
-    (tmp_path / "precious").write_text("content")
-    lock = tmp_path / "x.db.lock"
-    if target:
-        lock.symlink_to(target)
-    else:
-        lock.mkdir()
-    with pytest.raises(StoreFailed, match=rf"x\.db\.lock: .*{message}"), store_lock(X):
-        pass
-    assert sorted(os.listdir(tmp_path)) == ["precious", "x.db.lock"]
-    assert (tmp_path / "precious").read_text() == "content"
-
-
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
 def test_a_file_system_without_locks_is_told_in_one_line(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lustre without `flock`, and NFS 3 without lockd, answer like this."""
