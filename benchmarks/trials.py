@@ -30,8 +30,6 @@ from amp_track.session.study_session import Studies, TrackedStudy
 from benchmarks import markdown, processes, provenance
 
 if TYPE_CHECKING:  # every job process imports this module, so mlflow and optuna are imported late
-    import optuna
-
     from amp_track.tracking import Run
 
 DIGITS = str(processes.ROOT / "experiments" / "digits.py")
@@ -101,23 +99,18 @@ class Trials:
     def run(self, parent: Run, plots: LatePlots, job: Job) -> tuple[JobResult, float]:
         """Run one trial; return its result and its seconds."""
         from amp_track.study import dashboard, storage
-        from amp_track.study.trials import run_one
+        from amp_track.study.trials import next_trial
 
         tracked_study = TrackedStudy(self.session, self.studies, self.study, self.tracker, parent, plots)
-        job_results = []
-
-        def objective(trial: optuna.Trial) -> float:
-            storage.name_worker(trial)
-            job_result, run_id = run_trial(tracked_study, trial, job)
-            columns = dashboard.columns(job_result)
-            storage.remember(trial, job_result, run_id, constraint=("memory", 0.0), columns=columns)
-            job_results.append(job_result)
-            return job_result.samples_per_second or 0.0
-
         started = time.perf_counter()
         storage.end_stale_trials(self.study)
-        run_one(self.study, objective)
-        return job_results[0], time.perf_counter() - started
+        with next_trial(self.study) as asked:
+            storage.name_worker(asked.trial)
+            job_result, run_id = run_trial(tracked_study, asked.trial, job)
+            columns = dashboard.columns(job_result)
+            storage.remember(asked.trial, job_result, run_id, constraint=("memory", 0.0), columns=columns)
+            asked.value = job_result.samples_per_second or 0.0
+        return job_result, time.perf_counter() - started
 
 
 def measure(repeats: int, device: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -38,12 +38,6 @@ class NextTrial:
 
     trial: optuna.Trial
     value: Value = math.nan
-
-
-def run_one(study: optuna.Study, objective: Callable[[optuna.Trial], Value]) -> None:
-    """Run an objective as the next trial; see `next_trial`."""
-    with next_trial(study) as asked:
-        asked.value = objective(asked.trial)
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def test_ctrl_c_ends_the_wait_for_a_server(server: Server, url: str) -> None:  #
 
 
 def ask(study: optuna.Study) -> optuna.Trial:
-    with warnings.catch_warnings():  # of heartbeats, which only `trials.run_one` sends
+    with warnings.catch_warnings():  # of heartbeats, which only `trials.next_trial` sends
         warnings.simplefilter("ignore", UserWarning)
         return study.ask()
 

@@ -110,13 +110,9 @@ def wait_until_it_fails(study: optuna.Study) -> float:
 def beat() -> None:
     """Run a trial of another machine that lasts."""
     database.TIMES = replace(database.TIMES, heartbeat=1, grace=2)
-
-    def objective(trial: optuna.Trial) -> float:
-        trial.set_user_attr(database.WORKER, ELSEWHERE)
+    with trials.next_trial(open_study(opening.open_storage(JOURNAL), JOURNAL)) as asked:
+        asked.trial.set_user_attr(database.WORKER, ELSEWHERE)
         time.sleep(600)
-        return 0.0
-
-    trials.run_one(open_study(opening.open_storage(JOURNAL), JOURNAL), objective)
 
 
 @pytest.mark.nightly

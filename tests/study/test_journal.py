@@ -70,17 +70,18 @@ def test_a_journal_that_is_gone_or_replaced_meanwhile_is_told(replacement: bytes
 
 
 def test_a_signal_does_not_throw_away_a_measurement_that_waits_for_the_lock(study: optuna.Study) -> None:
-    def objective(trial: optuna.Trial) -> float:
-        another_writer = JournalFileSymlinkLock(URL)
-        another_writer.acquire()
-        threading.Timer(0.5, another_writer.release).start()
-        signal.raise_signal(signal.SIGTERM)
-        return 1.0
+    def measure() -> None:
+        with trials.next_trial(study) as asked:
+            another_writer = JournalFileSymlinkLock(URL)
+            another_writer.acquire()
+            threading.Timer(0.5, another_writer.release).start()
+            signal.raise_signal(signal.SIGTERM)
+            asked.value = 1.0
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), interrupts.deferred(owns_process=True):
-            trials.run_one(study, objective)
+            measure()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     assert [trial.value for trial in study.trials] == [1.0]
