@@ -210,7 +210,7 @@ def result_of(
         headroom_bytes=sampler.goal.headroom_bytes,
         multiple_of=options.multiple_of,
         effective_batch_size=options.effective_batch_size,
-        plan_seconds=sampler.goal.forecasts.seconds,
+        plan_seconds=sampler.goal.forecasts.seconds if sampler.goal.forecasts is not None else None,
     )
 
 

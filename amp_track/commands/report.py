@@ -68,7 +68,7 @@ def _check_file(file: Path) -> None:
 def _read(request: Request, name: str, part: str, study: Study, known: Remembered, shared: Storage) -> Result:
     """Return the stored result of a study, finished or not."""
     from amp_track.study import storage
-    from amp_track.study.batch_sampler import BatchSampler, NoForecasts
+    from amp_track.study.batch_sampler import BatchSampler
     from amp_track.study.max_batches import proven
 
     session = known.session(dataclasses.replace(request.stores, study=name))
@@ -84,7 +84,7 @@ def _read(request: Request, name: str, part: str, study: Study, known: Remembere
     if free_bytes is None:
         raise study_manifest.nothing_finished(name)
     # A memory plan would start torch and the workload only to propose the next probe.
-    sampler = BatchSampler(dataclasses.replace(probe_jobs.goal_of(session, free_bytes), forecasts=NoForecasts()))
+    sampler = BatchSampler(dataclasses.replace(probe_jobs.goal_of(session, free_bytes), forecasts=None))
     fitted = max_batch.result_of(session, study, sampler, proven(study, sampler), run=run)
     if not fitted.probes:
         raise study_manifest.nothing_finished(name)

@@ -50,7 +50,7 @@ def goal_of(session: Session, free_bytes: int, *, recommends: bool = False) -> G
 
     With `recommends`, batches are timed to recommend one.
     """
-    from amp_track.study.batch_sampler import Goal, NoForecasts
+    from amp_track.study.batch_sampler import Goal
 
     options, budget = session.request.max_batch_options, session.job.memory_budget_bytes
     effective = options.effective_batch_size
@@ -75,7 +75,7 @@ def goal_of(session: Session, free_bytes: int, *, recommends: bool = False) -> G
         whole_probes=_probes_are_whole(session),
         forecasts=Plans(session, budget_bytes=budget_bytes, max_batch_size=limit.batch_size)
         if session.inspection.kind == "workload"
-        else NoForecasts(),
+        else None,
         beyond=0 if session.inspection.hardware.kind == "cpu" else _BEYOND,
     )
 

@@ -94,22 +94,13 @@ class Busy(Exception):
 
 
 class Forecasting(Protocol):
-    """Makes memory plans by precision, on the first call; possibly none."""
+    """Makes memory plans by precision on the first call; none if the memory cannot be predicted."""
 
     @property
     def seconds(self) -> float | None:
         """The duration of making the plans; None if they were not needed."""
 
     def __call__(self) -> Mapping[str, Forecast]: ...
-
-
-class NoForecasts:
-    """Predicts nothing: the search starts at the goal's first batch."""
-
-    seconds: float | None = None
-
-    def __call__(self) -> Mapping[str, Forecast]:
-        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +129,8 @@ class Goal:
     """Whether to time batches, after the max batches are proven, and to recommend one."""
     recommended_bytes: int | None = None
     """The memory that the recommended batch may take; None for the budget."""
-    forecasts: Forecasting = NoForecasts()
+    forecasts: Forecasting | None = None
+    """Without them, the search starts at the first batch."""
     beyond: int = 0
     """Number of batches above the first failing one that are probed, too. With workspaces and allocator segments, a
     larger batch may fit although a smaller one does not."""
@@ -425,7 +417,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
     def _hint(self, done: Mapping[str, list[Done]], precision: str) -> Hint:
         """Return the first batch: from a memory plan, another precision's max batch, or the goal's."""
         first = Hint(self.goal.first_batch, self.goal.first_batch_reason)
-        if (planned := self.goal.forecasts().get(precision)) is not None:
+        forecasts = self.goal.forecasts() if self.goal.forecasts is not None else {}
+        if (planned := forecasts.get(precision)) is not None:
             return Hint(
                 max(planned.batch_size, 1),
                 "predicted to use most of the budget",
