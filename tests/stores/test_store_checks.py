@@ -4,19 +4,12 @@ import pytest
 
 from amp_track.records.errors import BadInput
 from amp_track.stores import store_checks
-from amp_track.stores.addresses import StoreAddress, tracking_address
-
-
-def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path) -> None:
-    store_checks.check_storage(StoreAddress.parse(f"sqlite:///{tmp_path}/new.db"))
-    assert list(tmp_path.iterdir()) == []
+from amp_track.stores.addresses import StoreAddress
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nonsense", "expected a database address such as"),
-        ("foo://user:hunter2@host/x", r"got foo://user:\*\*\*@host/x"),
         ("foo://host/x?user=me&password=hunter2", "got foo://host/x"),
         ("http://user:hunter2@127.0.0.1:9", "expected a database address such as"),
         (
@@ -43,14 +36,10 @@ def test_a_log_of_another_kind_is_rejected_and_stays_as_it_is(content: bytes) ->
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nowhere/optuna.log", "the folder .*/nowhere does not exist"),
         ("folder.log", "is a folder"),
-        ("\0.log", "cannot be opened"),
-        ("x" * 300 + ".log", "cannot be opened"),
         ("loop.log", "cannot be opened|symbolic link"),
         ("link.log", "symbolic link. Use its target .*/optuna.log"),
     ],
-    ids=["no folder", "a folder", "zero byte", "long name", "loop of links", "link"],
 )
 def test_a_journal_that_cannot_be_opened_is_rejected(url: str, message: str) -> None:
     Path("folder.log").mkdir()
@@ -70,18 +59,6 @@ def test_a_journal_new_or_begun_is_fine(content: bytes | None) -> None:
         Path("optuna.log").write_bytes(content)
     store_checks.check_storage(StoreAddress.parse("optuna.log"))
     assert Path("optuna.log").exists() == (content is not None)
-
-
-def test_the_environment_names_the_tracking_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere.db")
-    assert tracking_address(None).url == "sqlite:///elsewhere.db"
-    assert tracking_address("sqlite:///flag.db").url == "sqlite:///flag.db"
-
-
-def test_a_tracking_server_that_does_not_answer_is_rejected() -> None:
-    with pytest.raises(BadInput, match="no MLflow server answers") as raised:
-        store_checks.check_tracking(StoreAddress.parse("http://user:hunter2@127.0.0.1:9"))
-    assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.parametrize("other", ["sqlite+pysqlite:///x.db", "sqlite:///./x.db", "sqlite:///x.db?timeout=5"])

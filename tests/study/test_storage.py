@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import optuna
@@ -21,13 +20,6 @@ def open_study(**settings: str) -> optuna.Study:
     return storage.open_study(
         "s", opening.open_storage(URL), URL, objectives=[("value", "maximize")], settings=settings,
     )  # fmt: skip
-
-
-def test_other_settings_are_rejected_and_the_first_ones_kept() -> None:
-    open_study(device="cpu", epochs="6")
-    with pytest.raises(BadInput, match="was created with epochs 6; this command has 3"):
-        open_study(device="cpu", epochs="3")
-    assert json.loads(open_study(device="cpu", epochs="6").user_attrs["settings"])["epochs"] == "6"
 
 
 @pytest.mark.parametrize("version", [None, storage.VERSION + 1])
@@ -98,22 +90,3 @@ def test_the_parts_of_a_study_are_found_in_the_order_in_which_they_are_made() ->
         "a": ["a/max-batch", "a/max-batch/bf16", "a/train", "a/seeds"],
         "b": ["b/compare"],
     }
-
-
-@pytest.mark.parametrize("asked", ["digits", "digits/max-batch"])
-def test_a_study_is_known_by_its_name_and_by_a_part_of_it(asked: str) -> None:
-    assert storage.known_study(asked, ["mlp", "digits"], storage=URL) == "digits"
-
-
-def test_an_unknown_study_names_the_nearest_ones() -> None:
-    known = ["digits-cpu-64MiB-43995c", "zzz", "digits-cpu-1GiB-1b2c3d", "digits", "digit"]
-    with pytest.raises(BadInput) as told:
-        storage.known_study("digitz", known, storage=URL)
-    (line,) = str(told.value).splitlines()
-    assert line.startswith(f"STUDY: got digitz, expected a study in {URL}, such as digit, digits, digits-cpu-")
-    assert "zzz" not in line
-
-
-def test_a_storage_without_studies_says_so() -> None:
-    with pytest.raises(BadInput, match="STUDY: got a, but here holds no studies"):
-        storage.known_study("a", [], storage="here")
