@@ -15,7 +15,11 @@ import mlflow
 import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
-from support import ROOT
+from simulated import SimulatedRunner
+from support import DIGITS, ROOT, request
+
+from amp_track.commands.max_batch import max_batch
+from amp_track.config.job import Job
 
 WORKER = str(ROOT / "tests" / "integration" / "held_worker.py")
 _LONGEST_SECONDS = 240
@@ -106,6 +110,12 @@ def runs() -> list[mlflow.entities.Run]:
     client = mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     return list(client.search_runs(experiments, max_results=1000))
+
+
+def undisturbed(study: str = "alone", **stores: str) -> dict[str, int]:
+    """Return the max batches that one search worker finds alone."""
+    asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study=study, **stores)
+    return max_batches(max_batch(asked, runner=SimulatedRunner()).as_json())
 
 
 def max_batches(result: Any) -> dict[str, int]:

@@ -44,17 +44,9 @@ def test_a_snapshot_is_explained(amp_track: Command, snapshot: str) -> None:
 @pytest.mark.slow
 def test_the_error_of_a_workload_is_predicted(amp_track: Command, tmp_path: Path) -> None:
     def explain(batch_size: int) -> dict[str, Any]:
-        options = (
-            "--memory-budget",
-            "64MiB",
-            "--precision",
-            "fp32",
-            "--batch-size",
-            str(batch_size),
-            "--device",
-            "cpu",
-        )
-        found: dict[str, Any] = json.loads(amp_track("explain", DIGITS, *options, "--json").stdout)
+        options = ["--memory-budget", "64MiB", "--precision", "fp32", "--device", "cpu", "--json"]
+        done = amp_track("explain", DIGITS, *options, "--batch-size", str(batch_size))
+        found: dict[str, Any] = json.loads(done.stdout)
         return found
 
     found = explain(4096)

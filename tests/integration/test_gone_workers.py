@@ -1,19 +1,14 @@
 """Search workers that stand still or are gone: nothing is lost, counted twice, or left RUNNING."""
 
 import itertools
-import os
 import signal
 import time
 from typing import Any
 
 import pytest
-from held_workers import HeldWorker, in_state, machine, max_batches, runs, trials, wait_for
+from held_workers import HeldWorker, in_state, machine, max_batches, runs, trials, undisturbed, wait_for
 from optuna.trial import TrialState
-from simulated import SimulatedRunner
-from support import DIGITS, request, skip_without_namespaces
-
-from amp_track.commands.max_batch import max_batch
-from amp_track.config.job import Job
+from support import DIGITS, skip_without_namespaces
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
 STORAGES = ["sqlite:///optuna.db", "optuna.log"]
@@ -28,16 +23,10 @@ COMMANDS = {
 
 
 @pytest.fixture(params=STORAGES)
-def storage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def storage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let the commands take another storage by default."""
     monkeypatch.setenv("AMP_TRACK_STORAGE", request.param)
-
-
-def undisturbed(study: str) -> dict[str, int]:
-    """Return the edges that a search worker finds alone."""
-    storage = os.environ.get("AMP_TRACK_STORAGE", "sqlite:///optuna.db")
-    asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study=study, storage=storage)
-    return max_batches(max_batch(asked, runner=SimulatedRunner()).as_json())
+    return str(request.param)
 
 
 def the_work_of(part: str, trial: Any) -> Any:
@@ -60,11 +49,10 @@ def the_work_of(part: str, trial: Any) -> Any:
     ],
     indirect=["storage"],
 )
-@pytest.mark.usefixtures("storage")
-def test_a_worker_that_was_stopped_leaves_its_measurement_out_and_goes_on(part: str) -> None:
-    expected = undisturbed("alone")
+def test_a_worker_that_was_stopped_leaves_its_measurement_out_and_goes_on(part: str, storage: str) -> None:
+    expected = undisturbed()
     if part == "train":
-        undisturbed("s")
+        undisturbed("s", storage=storage)
     with HeldWorker("first", *COMMANDS[part], holds=(0,), times=TIMES) as first:
         first.wait_until_it_holds(0)
         first.process.send_signal(signal.SIGSTOP)
@@ -118,7 +106,7 @@ def elsewhere() -> tuple[str, ...]:
 
 @pytest.mark.usefixtures("storage")
 def test_a_machine_that_is_gone_is_noticed_by_a_worker_at_work(elsewhere: tuple[str, ...]) -> None:
-    expected = undisturbed("alone")
+    expected = undisturbed()
     command = COMMANDS["max-batch"]
     with HeldWorker("near", *command, holds=(0, 1), times=TIMES) as near:
         near.wait_until_it_holds(0)

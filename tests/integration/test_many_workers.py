@@ -13,17 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from held_workers import HeldWorker, in_state, max_batches, runs, trials, wait_for
+from held_workers import HeldWorker, in_state, max_batches, runs, trials, undisturbed, wait_for
 from optuna.trial import TrialState
 from postgresql import Server as PostgreSQL
 from postgresql import server  # noqa: F401  # a fixture
 from ray_cluster import cluster  # noqa: F401  # a fixture
-from simulated import SimulatedRunner
 from support import DIGITS
 from support import request as request_of
 
 from amp_track.commands import worker as work_command
-from amp_track.commands.max_batch import max_batch
 from amp_track.commands.worker import work
 from amp_track.config.job import Job
 from amp_track.config.options import WorkOptions
@@ -48,8 +46,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 def test_eight_workers_that_begin_at_once_share_the_work(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd()}/mlflow.db")
-    asked = request_of(Job(workload=DIGITS), precisions=("fp32", "bf16"), study="alone", storage="sqlite:///alone.db")
-    expected = max_batches(max_batch(asked, runner=SimulatedRunner()).as_json())
+    expected = undisturbed(storage="sqlite:///alone.db")
     with contextlib.ExitStack() as stack:
         names = [f"worker{number}" for number in range(8)]
         workers = [stack.enter_context(HeldWorker(name, *SEARCH, "--storage", url, seconds=0.1)) for name in names]

@@ -38,16 +38,8 @@ def test_main_trains_in_the_run_that_mlflow_made(tmp_path: Path) -> None:
 
 
 def test_fit_makes_that_run_the_parent(tmp_path: Path) -> None:
-    arguments = [
-        "-e",
-        "max_batch",
-        "-P",
-        "max_batch_size=5",
-        "-P",
-        "precision=fp32",
-        "-P",
-        f"storage=sqlite:///{tmp_path}/o.db",
-    ]
+    arguments = ["-e", "max_batch", "-P", "max_batch_size=5", "-P", "precision=fp32"]
+    arguments += ["-P", f"storage=sqlite:///{tmp_path}/o.db"]
     for _ in range(2):
         done = mlflow_run(tmp_path, *arguments)
         assert done.returncode == 0, done.stderr

@@ -12,25 +12,17 @@ from pathlib import Path
 
 import optuna
 import pytest
-from held_workers import HeldWorker, in_state, max_batches, runs, trials, wait_for
+from held_workers import HeldWorker, in_state, max_batches, runs, trials, undisturbed, wait_for
 from optuna.trial import TrialState
 from postgresql import Server, line_to, server  # noqa: F401  # a fixture
-from simulated import SimulatedRunner
-from support import DIGITS, request
+from support import DIGITS
 
-from amp_track.commands.max_batch import max_batch
-from amp_track.config.job import Job
 from amp_track.records import masking
 from amp_track.study.database import worker_lock
 from amp_track.study.opening import open_storage
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
 FIT = ["max-batch", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--json"]
-
-
-def undisturbed() -> dict[str, int]:
-    asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study="alone")
-    return max_batches(max_batch(asked, runner=SimulatedRunner()).as_json())
 
 
 @pytest.fixture

@@ -1,17 +1,15 @@
-"""Searches that are killed or stopped, and resumed, in real processes."""
+"""Searches that are killed and resumed, in real processes."""
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import optuna
 import pytest
-from held_workers import max_batches, runs
+from held_workers import max_batches, runs, wait_for
 from optuna.trial import TrialState
 from support import DIGITS, WORKLOADS, Done
 
@@ -36,42 +34,29 @@ def trials(study: str) -> list[optuna.trial.FrozenTrial]:
         storage.engine.dispose()
 
 
-def _hear_the_terminal() -> None:
-    """Have a closed terminal end the process, though these tests may run under `nohup`."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def stop_after(
-    study: str, finished: int, ending: signal.Signals, arguments: Sequence[str] = SEARCH
-) -> subprocess.Popen[bytes]:
-    """Start a command, by default the search, and end it while the trial after `finished` others is running."""
+def kill_after(study: str, finished: int, arguments: Sequence[str] = SEARCH) -> None:
+    """Start a command, by default the search, and kill it while the trial after `finished` others is running."""
     command = [sys.executable, "-m", "amp_track", *arguments]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        preexec_fn=_hear_the_terminal,
-    )  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def is_far_enough() -> bool:
+        assert process.poll() is None, "the search ended before it could be killed"
+        now = trials(study)
+        is_running = any(t.state is TrialState.RUNNING and "mlflow_run_id" in t.user_attrs for t in now)
+        return is_running and sum(t.state is TrialState.COMPLETE for t in now) >= finished
+
     try:
-        deadline = time.monotonic() + 240
-        while time.monotonic() < deadline:
-            assert process.poll() is None, "the search ended before it could be stopped"
-            now = trials(study)
-            running = [t for t in now if t.state is TrialState.RUNNING and "mlflow_run_id" in t.user_attrs]
-            if running and sum(t.state is TrialState.COMPLETE for t in now) >= finished:
-                process.send_signal(ending)
-                process.wait(timeout=60)
-                return process
-            time.sleep(0.01)
-        raise AssertionError(f"{study} did not get to {finished} trials")
+        wait_for(is_far_enough)
     finally:
         process.kill()
         process.wait()
 
 
 def test_a_killed_search_goes_on_where_it_stopped(amp_track: Callable[..., Done]) -> None:
-    stop_after("stopped/max-batch", 4, signal.SIGKILL)
+    kill_after("stopped/max-batch", 4)
     known = [trial.params for trial in trials("stopped/max-batch") if trial.state is TrialState.COMPLETE]
     assert [trial.state for trial in trials("stopped/max-batch")].count(TrialState.RUNNING) == 1
-    stop_after("stopped/train", 1, signal.SIGKILL)
+    kill_after("stopped/train", 1)
     done = amp_track(*SEARCH)
     assert done.returncode == 0, done.stderr
     assert "resuming study stopped" in done.stderr
@@ -123,7 +108,7 @@ def work_of(study: str) -> list[tuple[int, str]]:
 def test_a_killed_max_batch_of_a_training_goes_on_where_it_stopped(
     amp_track: Callable[..., Done], training: list[str]
 ) -> None:
-    stop_after("stopped/max-batch", 3, signal.SIGKILL, max_batch_of("stopped", training))
+    kill_after("stopped/max-batch", 3, max_batch_of("stopped", training))
     known = work_of("stopped")
     resumed, undisturbed = (amp_track(*max_batch_of(study, training)) for study in ("stopped", "alone"))
     assert resumed.returncode == undisturbed.returncode == 0, resumed.stderr
@@ -136,7 +121,7 @@ def test_a_killed_max_batch_of_a_training_goes_on_where_it_stopped(
 
 
 def test_search_workers_share_the_max_batch_of_a_training(amp_track: Callable[..., Done], training: list[str]) -> None:
-    stop_after("stopped/max-batch", 2, signal.SIGKILL, max_batch_of("stopped", training))
+    kill_after("stopped/max-batch", 2, max_batch_of("stopped", training))
     rejected = amp_track("worker", "stopped", "--json")
     is_command = "--" in training
     assert rejected.returncode == 2 if is_command else rejected.returncode == 0, rejected.stderr
@@ -146,15 +131,3 @@ def test_search_workers_share_the_max_batch_of_a_training(amp_track: Callable[..
     assert results == [max_batches(json.loads(amp_track(*max_batch_of("alone", training)).stdout))] * 2
     done = [work for work in work_of("stopped") if work[1] != "repeat"]
     assert len(done) == len(set(done)), "a probe was repeated"
-
-
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stopped_search_ends_its_runs_itself(ending: signal.Signals) -> None:
-    process = stop_after("stopped/max-batch", 1, ending)
-    assert process.returncode == 130
-    states = [trial.state for trial in trials("stopped/max-batch")]
-    assert states.count(TrialState.FAIL) == 1
-    assert TrialState.RUNNING not in states
-    statuses = [run.info.status for run in runs()]
-    assert set(statuses) == {"FINISHED", "KILLED"}
-    assert statuses.count("KILLED") == 2  # the probe and the study's run

@@ -97,39 +97,6 @@ def test_a_killed_training_goes_on_to_the_bit(
     assert run.data.params == client().get_run(expected["run_id"]).data.params
 
 
-KILLED_WHILE_STORING = """
-import os, signal, sys
-from pathlib import Path
-import mlflow
-from amp_track import cli
-whole = mlflow.MlflowClient.log_artifact
-calls = []
-def half(client, run_id, file, folder):
-    calls.append(file)
-    if len(calls) == 3:
-        content = Path(file).read_bytes()
-        Path(file).write_bytes(content[: len(content) // 2])
-        whole(client, run_id, file, folder)
-        os.killpg(0, signal.SIGKILL)
-    whole(client, run_id, file, folder)
-mlflow.MlflowClient.log_artifact = half
-cli.main()
-"""
-
-
-def test_killed_while_a_checkpoint_is_stored_the_one_before_counts(amp_track: Command) -> None:
-    command = ["train", SPIKY, "--precision", "fp32", "--checkpoint-every", "3", "--epochs", "2", "--json"]
-    whole = json.loads(amp_track(*command).stdout)
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED_WHILE_STORING, *command], capture_output=True, timeout=120, start_new_session=True
-    )
-    assert done.returncode == -signal.SIGKILL
-    run_id = killed_run()
-    resumed = amp_track("train", SPIKY, "--resume", run_id)
-    assert resumed.returncode == 0, resumed.stderr
-    assert record(run_id) == record(whole["run_id"])
-
-
 def test_a_stopped_training_says_how_to_go_on_and_a_finished_one_can_be_trained_longer(
     amp_track: Command,
 ) -> None:

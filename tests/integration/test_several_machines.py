@@ -7,14 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from held_workers import HeldWorker, in_state, machine, max_batches, trials, wait_for
+from held_workers import HeldWorker, in_state, machine, max_batches, trials, undisturbed, wait_for
 from optuna.trial import TrialState
 from postgresql import Server, server  # noqa: F401  # a fixture
-from simulated import SimulatedRunner
-from support import DIGITS, request, skip_without_namespaces
+from support import DIGITS, skip_without_namespaces
 
-from amp_track.commands.max_batch import max_batch
-from amp_track.config.job import Job
 from benchmarks.servers import running_server
 
 pytestmark = pytest.mark.nightly
@@ -38,8 +35,7 @@ def test_one_is_killed_and_the_database_is_restarted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study="alone")
-    expected = max_batches(max_batch(asked, runner=SimulatedRunner()).as_json())
+    expected = undisturbed()
     url = server.new_database("optuna")
     with ExitStack() as stack:
         tracking = stack.enter_context(running_server(tmp_path / "mlflow", database=server.new_database("mlflow")))
