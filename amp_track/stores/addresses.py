@@ -110,7 +110,3 @@ def server(url: str) -> str:
     named = [(name, value) for name, value in parse_qsl(parts.query) if name in ("host", "port")]  # libpq options
     place = f"{parts.hostname or ''}{port}{parts.path.rstrip('/')}"
     return f"{parts.scheme.partition('+')[0]}://{place}" + (f"?{urlencode(named)}" if named else "")
-
-
-def is_of_this_machine(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.")

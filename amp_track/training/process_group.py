@@ -24,7 +24,6 @@ from torch import distributed, nn
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented all the same
 
 from amp_track.config.job import Rank
-from amp_track.stores.addresses import is_of_this_machine
 from amp_track.training.amp.step import StepTotals
 from amp_track.training.devices.base import Device
 
@@ -125,7 +124,8 @@ def connected(rank: Rank, device: Device) -> Iterator[RankGroup]:
         yield RankGroup(rank)
         return
     place = urlsplit(rank.rendezvous)
-    is_on_one_machine = rank.local_count == rank.count or is_of_this_machine(place.hostname or "")
+    host = place.hostname or ""
+    is_on_one_machine = rank.local_count == rank.count or host == "localhost" or host.startswith("127.")
     if is_on_one_machine:
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -133,7 +133,7 @@ def connected(rank: Rank, device: Device) -> Iterator[RankGroup]:
     if place.scheme == "file":
         meeting: dict[str, Any] = {"init_method": rank.rendezvous}
     else:
-        meeting = {"store": PrefixStore(place.path, store_at(place.hostname or "", place.port or 0))}
+        meeting = {"store": PrefixStore(place.path, store_at(host, place.port or 0))}
     if device.is_shared and _RECORDER_SIZE_BEFORE not in os.environ:
         # The flight recorder grows to 1 MiB of the budget, over more epochs than a confirmation run has: four ranks
         # trained the digits within 40 MiB at batch size 272, and ran out of memory in the seventh epoch.
