@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,11 +65,14 @@ def script_of(engine: Engine) -> tuple[str, ...]:
     return tuple(line for line in dump if line not in ("BEGIN TRANSACTION;", "COMMIT;"))
 
 
-def make_tables(file: Path, statements: Iterable[str]) -> None:
-    """Run the statements in a new or empty SQLite file as one transaction. Do nothing if the file has tables.
+def make_tables(file: Path, statements_of: Callable[[], Iterable[str]]) -> None:
+    """Run statements in a new or empty SQLite file as one transaction. Do nothing if the file has tables.
 
     The file stays empty if the process is killed or the disk is full.
     """
+    if read(file).tables:
+        return
+    statements = statements_of()  # before the lock: this may take seconds
     with closing(_connect(file, "rwc", _SECONDS_FOR_OTHERS)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():

@@ -45,8 +45,8 @@ def open_storage(url: str) -> Storage:
     if address.kind == "journal" and address.file is not None:
         return SharedJournal(address.file)
     with database.worker_lock(url, "tables"):
-        if address.file is not None and not sqlite_files.read(address.file).tables:
-            sqlite_files.make_tables(address.file, _statements())
+        if address.file is not None:
+            sqlite_files.make_tables(address.file, _statements)
         return _open_database(
             address,
             heartbeat_interval=times.heartbeat,

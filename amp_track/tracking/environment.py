@@ -9,10 +9,12 @@ from urllib.parse import urlsplit
 
 import mlflow
 from mlflow.entities import Experiment
+from mlflow.entities import Run as StoredRun
 
 from amp_track.records.errors import BadInput
 from amp_track.records.masking import masked, masked_within
 from amp_track.stores import addresses
+from amp_track.tracking.mlflow_internals import NEW_FILES
 
 NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for an unknown id, and for an invalid one."""
@@ -20,14 +22,23 @@ _FIRST_EXPERIMENT = "0"  # the id of the experiment that every new store contain
 _LONGEST_ID, _LONGEST_NAME = 18, 500  # maximum number of digits of an experiment's id, and of characters in its name
 _KIND, _OURS = "mlflow.experimentKind", "custom_model_development"
 """Without this tag of the experiment, the UI of MLflow 3 first shows the (empty) traces of language models."""
-_NEW_FILES = Path("mlruns")
-"""The folder in the working directory in which MLflow stores the files of a new experiment of a database."""
 _LIBRARIES = {
     "s3": ("boto3", "boto3"),
     "gs": ("google.cloud.storage", "google-cloud-storage"),
     "wasbs": ("azure.storage.blob", "azure-storage-blob"),
 }
 """The module that MLflow imports when it stores the first file, and its package, by the scheme of the location."""
+
+
+def active_run(client: mlflow.MlflowClient, run_id: str) -> StoredRun | None:
+    """Return a run; None if it does not exist or has been deleted."""
+    try:
+        run = client.get_run(run_id)
+    except mlflow.exceptions.MlflowException as error:
+        if error.error_code not in NOT_THERE:
+            raise
+        return None
+    return run if run.info.lifecycle_stage == "active" else None
 
 
 def run_id_of_environment() -> str | None:
@@ -87,7 +98,7 @@ def experiment(client: mlflow.MlflowClient, given: str | None = None) -> str:
 
 def check_artifact_store(uri: str, found: Experiment | None) -> None:
     """Raise BadInput if this machine cannot store files for runs of an experiment (None: a new one)."""
-    folder: Path | None = _NEW_FILES
+    folder: Path | None = NEW_FILES
     if found is not None:
         location = found.artifact_location
         module, package = _LIBRARIES.get(urlsplit(location).scheme, ("", ""))
@@ -122,7 +133,7 @@ def _check_folder(folder: Path) -> None:
 
 def check_new_store(uri: str, given: str | None = None) -> None:
     """Raise BadInput if the environment names what no new store has, or its files cannot be kept in this folder."""
-    _check_folder(_NEW_FILES)
+    _check_folder(NEW_FILES)
     experiment_name(given)
     if (run_id := run_id_of_environment()) is not None:
         raise not_there(uri, "MLFLOW_RUN_ID", run_id, "a run")

@@ -29,13 +29,8 @@ class Lookup:
 
     def experiment_of(self, run_id: str) -> str | None:
         """Return the id of the experiment of a run; None if the run does not exist or has been deleted."""
-        try:
-            info = self._client.get_run(run_id).info
-        except mlflow.exceptions.MlflowException as error:
-            if error.error_code not in environment.NOT_THERE:
-                raise
-            return None
-        return str(info.experiment_id) if info.lifecycle_stage == "active" else None
+        run = environment.active_run(self._client, run_id)
+        return str(run.info.experiment_id) if run is not None else None
 
     def experiment_of_new_runs(self) -> str | None:
         """Return the id of the experiment of new runs; None if it does not exist yet."""

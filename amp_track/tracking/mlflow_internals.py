@@ -26,7 +26,8 @@ from amp_track.stores.addresses import StoreAddress
 
 _SECTION, _MOST_RUNS = "amp_track", 100
 """The section of the charts in MLflow's UI, and the maximum number of runs in one chart."""
-_NEW_FILES = Path("mlruns")  # where MLflow keeps the files of new experiments of a database
+NEW_FILES = Path("mlruns")
+"""The folder in the working directory in which MLflow stores the files of a new experiment of a database."""
 
 
 def hush() -> None:
@@ -54,7 +55,7 @@ def open_client(uri: str) -> mlflow.MlflowClient:
             f"--tracking-uri: {masked(uri)} has no table {min(missing)}, which MLflow {mlflow.__version__} needs. Make "
             f"a backup and run `mlflow db upgrade {masked(uri)}`, or use another store."
         )
-    is_new = not _NEW_FILES.exists()
+    is_new = not NEW_FILES.exists()
     try:
         with _logging_as_it_is():
             client = mlflow.MlflowClient(tracking_uri=uri)
@@ -77,7 +78,7 @@ def open_client(uri: str) -> mlflow.MlflowClient:
         ) from None
     if is_new:
         with suppress(OSError):  # it is not there, or already in use
-            _NEW_FILES.rmdir()
+            NEW_FILES.rmdir()
     return client
 
 
@@ -157,12 +158,6 @@ def empty_store() -> tuple[str, ...]:
         return sqlite_files.script_of(engine)
     except (ImportError, AttributeError, TypeError, sqlalchemy.exc.SQLAlchemyError):
         return ()
-
-
-def make_store(file: Path) -> None:
-    """Create MLflow's tables in an SQLite file, all or none. Do not change a file that has tables."""
-    if not sqlite_files.read(file).tables:
-        sqlite_files.make_tables(file, empty_store())
 
 
 def _missing_tables(uri: str) -> set[str]:

@@ -83,7 +83,7 @@ class Tracker:
             environment.check_new_store(uri, experiment)
         with store_lock(uri):
             if address.sqlite_file is not None:
-                mlflow_internals.make_store(address.sqlite_file)
+                sqlite_files.make_tables(address.sqlite_file, mlflow_internals.empty_store)
             self._client = mlflow_internals.open_client(uri)
         self._sink = sink_for(uri, self._client, outbox_folder)
         if not resumes:
@@ -168,8 +168,6 @@ class Tracker:
         return Run(self._sink, made.info.run_id, experiment_id, existing=made)
 
     def _reopen(self, run_id: str, tags: dict[str, str]) -> Run:
-        if not self.exists(run_id):
-            raise environment.not_there(self.uri, "MLFLOW_RUN_ID", run_id, "a run")
         existing = self._get(run_id)
         self._sink.write(run_id, ResumeRun())
         run = Run(self._sink, run_id, existing.info.experiment_id, existing=existing)
@@ -260,12 +258,7 @@ class Tracker:
 
     def exists(self, run_id: str) -> bool:
         """Return whether the store has this run and it is not deleted. Raise errors of the store."""
-        try:
-            return bool(self._get(run_id).info.lifecycle_stage == "active")
-        except mlflow.exceptions.MlflowException as error:
-            if error.error_code not in environment.NOT_THERE:
-                raise
-            return False
+        return self._ask(lambda: environment.active_run(self._client, run_id)) is not None
 
     def kill_orphans(self, parent_run_id: str, finished_trials: Mapping[str, Mapping[int, bool]]) -> int:
         """End the child runs whose process was killed as KILLED. Return their number.

@@ -20,7 +20,7 @@ def statements():
         yield "INSERT INTO one VALUES (zeroblob(10000))"
     os.kill(os.getpid(), signal.SIGKILL)
 
-sqlite_files.make_tables(pathlib.Path("x.db"), statements())
+sqlite_files.make_tables(pathlib.Path("x.db"), statements)
 """
 FILE = Path("x.db")
 
@@ -29,11 +29,14 @@ def test_a_process_killed_as_it_makes_tables_leaves_an_empty_database(tmp_path: 
     subprocess.run([sys.executable, "-c", KILLED], env={"PYTHONPATH": str(ROOT)}, timeout=60)
     assert (tmp_path / "x.db-journal").exists(), "the file had been written to"
     assert sqlite_files.read(FILE) == sqlite_files.Content()
-    sqlite_files.make_tables(FILE, STATEMENTS)
+    sqlite_files.make_tables(FILE, lambda: STATEMENTS)
     assert sqlite_files.read(FILE).tables == {"one", "two"}
 
 
 def test_tables_that_another_process_has_made_meanwhile_stay() -> None:
-    sqlite_files.make_tables(FILE, STATEMENTS)
-    sqlite_files.make_tables(FILE, ["CREATE TABLE three (x)"])
+    def statements() -> list[str]:
+        sqlite_files.make_tables(FILE, lambda: STATEMENTS)
+        return ["CREATE TABLE three (x)"]
+
+    sqlite_files.make_tables(FILE, statements)
     assert sqlite_files.read(FILE).tables == {"one", "two"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlflow
 
+from amp_track.stores import sqlite_files
 from amp_track.tracking import mlflow_internals, warm_up
 
 
@@ -30,7 +31,7 @@ def tables_of(file: Path) -> dict[str, Any]:
 
 def test_a_new_store_has_the_tables_that_mlflow_makes(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours.db", tmp_path / "theirs.db"
-    mlflow_internals.make_store(ours)
+    sqlite_files.make_tables(ours, mlflow_internals.empty_store)
     mlflow.MlflowClient(tracking_uri=f"sqlite:///{theirs}")
     assert tables_of(ours) == tables_of(theirs)
     assert "runs" in tables_of(ours)
@@ -40,10 +41,10 @@ def test_a_new_store_has_the_tables_that_mlflow_makes(tmp_path: Path) -> None:
 def test_an_empty_file_becomes_a_store_and_one_with_tables_stays_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "mlflow.db"
     file.touch()
-    mlflow_internals.make_store(file)
+    sqlite_files.make_tables(file, mlflow_internals.empty_store)
     made = file.read_bytes()
     assert "runs" in tables_of(file)
-    mlflow_internals.make_store(file)
+    sqlite_files.make_tables(file, mlflow_internals.empty_store)
     assert file.read_bytes() == made
 
 
