@@ -106,10 +106,14 @@ def in_state(state: TrialState, study: str, url: str = "") -> list[FrozenTrial]:
     return [trial for trial in trials(study, url) if trial.state is state]
 
 
+def client() -> mlflow.MlflowClient:
+    """Return a client of the tracking store that commands take by default."""
+    return mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+
+
 def runs() -> list[mlflow.entities.Run]:
-    client = mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    return list(client.search_runs(experiments, max_results=1000))
+    experiments = [experiment.experiment_id for experiment in client().search_experiments()]
+    return list(client().search_runs(experiments, max_results=1000))
 
 
 def undisturbed(study: str = "alone", **stores: str) -> dict[str, int]:

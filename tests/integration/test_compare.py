@@ -3,11 +3,9 @@
 import functools
 import json
 from collections.abc import Callable
-from pathlib import Path
 
-import mlflow
 import pytest
-from held_workers import runs, trials
+from held_workers import client, runs, trials
 from optuna.trial import TrialState
 from PIL import Image
 from support import WORKLOADS, Done
@@ -21,10 +19,6 @@ GROWS = str(WORKLOADS / "grows.py")
 def compare(amp_track: Callable[..., Done], fresh_stores: None) -> Callable[..., Done]:
     """The command, in this process; its trainings have processes of their own."""
     return functools.partial(amp_track, "compare")
-
-
-def client() -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")  # MLflow keeps a store open by its address
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 import torch
+from held_workers import client
 from support import DIGITS, WORKLOADS, Done
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
@@ -33,10 +33,6 @@ def kill(*arguments: str, at_batch: int) -> None:
         env=os.environ | {"KILL_AT_BATCH": str(at_batch)},
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-
-
-def client() -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")  # MLflow keeps a store open by its address
 
 
 def record(run_id: str) -> dict[str, Any]:

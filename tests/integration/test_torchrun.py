@@ -15,7 +15,7 @@ import mlflow
 import psutil
 import pytest
 import torchrun_groups
-from held_workers import in_state, wait_for
+from held_workers import client, in_state, wait_for
 from optuna.trial import TrialState
 from support import DIGITS, WORKLOADS, Done
 
@@ -27,10 +27,6 @@ FIT = (
 """A search that takes a few probes, so that something can happen to one."""
 Command = Callable[..., Done]
 pytestmark = pytest.mark.usefixtures("fresh_stores")
-
-
-def client() -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
 
 
 def losses(run_id: str) -> list[float]:
