@@ -206,21 +206,13 @@ def test_a_device_that_takes_memory_in_blocks_takes_eight(
     assert len(probes) <= 8
 
 
-@given(
-    max_batch=MAX_BATCHES, budget=BUDGETS, share=SHARES, hint=FIRST, at=st.floats(0, 1), factor=st.floats(2 / 3, 1.5)
-)  # fmt: skip
-def test_a_bend_is_found_exactly(
-    max_batch: int, budget: int, share: float, hint: Hint, at: float, factor: float
+@pytest.mark.parametrize(("make", "sizes"), [(bent, st.floats(2 / 3, 1.5)), (jumping, st.floats(0, 0.3))])
+@given(st.data(), MAX_BATCHES, BUDGETS, SHARES, FIRST, st.floats(0, 1))
+def test_a_bend_or_a_jump_is_found_exactly(
+    make: Callable[..., Device], sizes: st.SearchStrategy[float], data: st.DataObject,
+    max_batch: int, budget: int, share: float, hint: Hint, at: float,
 ) -> None:  # fmt: skip
-    found, _ = bent(max_batch, budget, share, at, factor).search(hint=hint)
-    assert found.batch_size == max_batch
-
-
-@given(max_batch=MAX_BATCHES, budget=BUDGETS, share=SHARES, hint=FIRST, at=st.floats(0, 1), height=st.floats(0, 0.3))
-def test_a_jump_is_found_exactly(
-    max_batch: int, budget: int, share: float, hint: Hint, at: float, height: float
-) -> None:  # fmt: skip
-    found, _ = jumping(max_batch, budget, share, at, height).search(hint=hint)
+    found, _ = make(max_batch, budget, share, at, data.draw(sizes)).search(hint=hint)
     assert found.batch_size == max_batch
 
 
