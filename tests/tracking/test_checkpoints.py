@@ -13,11 +13,6 @@ from amp_track.tracking import Run, Tracker, checkpoints
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 
 
-@pytest.fixture
-def client() -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
-
-
 def write(step: int, *, is_last: bool = True, is_best: bool = False, name: str | None = None) -> CheckpointWritten:
     file = Path("scratch") / (name or f"step-{step}.pt")
     file.parent.mkdir(exist_ok=True)

@@ -19,17 +19,19 @@ def tracker() -> Tracker:
     return Tracker(stores()["tracking_uri"])
 
 
-def test_a_store_of_files_whose_library_is_not_installed_is_rejected() -> None:
-    mlflow.MlflowClient(stores()["tracking_uri"]).create_experiment("amp_track", "s3://me:hunter2@nowhere/x")
+def test_a_store_of_files_whose_library_is_not_installed_is_rejected(client: mlflow.MlflowClient) -> None:
+    client.create_experiment("amp_track", "s3://me:hunter2@nowhere/x")
     with pytest.raises(BadInput, match=r"stores files in s3://me:\*\*\*@nowhere/x, which requires boto3\. Install it"):
         tracker()
 
 
 @pytest.mark.parametrize("is_made", [False, True])
-def test_a_place_in_which_no_files_can_be_kept_is_rejected(is_made: bool, tmp_path: Path) -> None:
+def test_a_place_in_which_no_files_can_be_kept_is_rejected(
+    is_made: bool, tmp_path: Path, client: mlflow.MlflowClient
+) -> None:
     if is_made:
         (tmp_path / "file").touch()
-        mlflow.MlflowClient(stores()["tracking_uri"]).create_experiment("amp_track", str(tmp_path / "file" / "runs"))
+        client.create_experiment("amp_track", str(tmp_path / "file" / "runs"))
     else:
         Path("mlruns").touch()
     with pytest.raises(BadInput, match=r"is not a writable folder\. "):
@@ -37,24 +39,22 @@ def test_a_place_in_which_no_files_can_be_kept_is_rejected(is_made: bool, tmp_pa
 
 
 @pytest.mark.parametrize("location", ["mlflow-artifacts:/1", "dbfs:/1", "relative/1"])
-def test_other_places_are_nobodys_concern(location: str) -> None:
-    mlflow.MlflowClient(stores()["tracking_uri"]).create_experiment("amp_track", location)
+def test_other_places_are_nobodys_concern(location: str, client: mlflow.MlflowClient) -> None:
+    client.create_experiment("amp_track", location)
     tracker()
 
 
-def test_a_run_whose_last_records_are_rejected_has_not_finished() -> None:
+def test_a_run_whose_last_records_are_rejected_has_not_finished(client: mlflow.MlflowClient) -> None:
     opened = tracker()
     with pytest.raises(mlflow.exceptions.MlflowException), opened.run("a run", tags={}) as run:
         run.metric("a//b", 1.0)
-    kept = mlflow.MlflowClient(stores()["tracking_uri"]).get_run(run.run_id)
-    assert kept.info.status == "FAILED"
+    assert client.get_run(run.run_id).info.status == "FAILED"
 
 
 @pytest.mark.parametrize("variable", ["MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"])
 def test_a_given_experiment_takes_precedence_over_the_environment(
-    variable: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, monkeypatch: pytest.MonkeyPatch, client: mlflow.MlflowClient
 ) -> None:
-    client = mlflow.MlflowClient(stores()["tracking_uri"])
     monkeypatch.setenv(variable, client.create_experiment("7") if variable.endswith("ID") else "7")
     with Tracker(stores()["tracking_uri"], experiment="mine").run("a run", tags={}) as run:
         pass
@@ -64,16 +64,16 @@ def test_a_given_experiment_takes_precedence_over_the_environment(
     assert client.get_experiment(run.experiment_id).name == "7"
 
 
-def test_an_experiment_that_was_deleted_is_rejected() -> None:
-    client = mlflow.MlflowClient(stores()["tracking_uri"])
+def test_an_experiment_that_was_deleted_is_rejected(client: mlflow.MlflowClient) -> None:
     client.delete_experiment(client.create_experiment("mine"))
     with pytest.raises(BadInput, match=r"experiment mine of .* has been deleted"):
         Tracker(stores()["tracking_uri"], experiment="mine")
 
 
-def test_a_study_is_known_by_its_search_and_a_training_by_its_curves(tmp_path: Path) -> None:
-    uri = stores()["tracking_uri"]
-    client = mlflow.MlflowClient(tracking_uri=uri)
+def test_a_study_is_known_by_its_search_and_a_training_by_its_curves(
+    tmp_path: Path, client: mlflow.MlflowClient
+) -> None:
+    uri = client.tracking_uri
     run_id = client.create_run("0").info.run_id
     with pytest.raises(FileNotFoundError, match="has no plot"):
         open_plot(uri, run_id)

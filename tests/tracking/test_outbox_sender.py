@@ -21,11 +21,6 @@ END = EndRun(status="FINISHED", end_time_ms=5_000)
 
 
 @pytest.fixture
-def client() -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
-
-
-@pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "outboxes"
 

@@ -19,11 +19,6 @@ GONE = {"pid": 2**22 + 1}
 ELSEWHERE = {"host": "elsewhere", "boot_id": "another"} | GONE
 
 
-@pytest.fixture
-def client() -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
-
-
 def status(client: mlflow.MlflowClient, run: Run) -> str:
     return str(client.get_run(run.run_id).info.status)
 
