@@ -79,8 +79,13 @@ class Batches:
         self._batch_size = job.batch_size
         self._eval_batch_size = job.samples_per_evaluation_batch or 1
         self._generator = torch.Generator().manual_seed(job.seed)
-        self._pin_memory = pin_memory
-        self._workers = 0 if job.probe else job.num_workers or 0  # a probe takes few batches
+        self._has_own_collate_fn = has_own_collate_fn(workload)
+        self._loader = Loader(
+            collate_fn=workload.collate_fn if self._has_own_collate_fn else None,
+            workers=0 if job.probe else job.num_workers or 0,  # a probe takes few batches
+            rank=rank,
+            pin_memory=pin_memory,
+        )
         self._train_data = self._eval_data = self._example = None
         if job.synthetic:
             self._example = example_batch(workload, self._batch_size)
@@ -148,18 +153,18 @@ class Batches:
         """Measure the samples, or note why batches stay as they are drawn, unless the workload has a worst one."""
         why = ""
         if isinstance(train_data, IterableDataset):
-            why = "an iterable dataset gives samples in its own order" if has_own_collate_fn(self._workload) else ""
+            why = "an iterable dataset gives samples in its own order" if self._has_own_collate_fn else ""
         elif self._sampler is not None:
-            if has_own_collate_fn(self._workload) and not _has_own_size(self._workload):
+            if self._has_own_collate_fn and not _has_own_size(self._workload):
                 why = "batch_sampler() decides which samples form a batch; write sample_size()"
         else:
             try:
-                self._train_sizes = sizes_of_training_samples(self._workload, train_data, workers=self._workers)
+                self._train_sizes = sizes_of_training_samples(self._workload, train_data, workers=self._loader.workers)
             except SizesUnknown as error:
                 why = f"{error}; write sample_size() or worst_example()"
         self.why_as_drawn = "" if self._has_worst_example else why
         with contextlib.suppress(SizesUnknown):
-            self._eval_sizes = measure(eval_data, workers=self._workers) if has_own_collate_fn(self._workload) else None
+            self._eval_sizes = measure(eval_data, workers=self._loader.workers) if self._has_own_collate_fn else None
 
     @property
     def size_ratio(self) -> float | None:
@@ -252,7 +257,8 @@ class Batches:
         if self._train_data is None:
             return (self._first(max(self._own_samples(size), 1)) for size in sizes[skip:])
         if isinstance(self._train_data, IterableDataset):
-            return self._replaced(self._streamed(self._train_data, skip), first_batch=skip)
+            streamed = self._loader.stream(self._train_data, self._batch_size, self._generator)
+            return self._replaced(itertools.islice(streamed, skip, None), first_batch=skip)
         drawn: Iterable[list[int]]
         if self._sampler is not None:
             drawn = itertools.islice(itertools.cycle(self._listed[first:]), len(sizes))
@@ -262,26 +268,8 @@ class Batches:
         # A rank without samples in a batch repeats one of it.
         indices = (batch[self._rank.index :: self._rank.count] or batch[:1] for batch in drawn)
         chosen = self._with_largest(itertools.islice(indices, skip, None), self._train_sizes, first_batch=skip)
-        return self._replaced(
-            self._loaded(self._train_data, chosen, self._generator, first_batch=skip), first_batch=skip
-        )
-
-    def _streamed(self, data: IterableDataset[Any], skip: int) -> Iterator[Any]:
-        """Yield this rank's full batches, from the start again where the data ends. The first `skip` are only loaded.
-
-        Raises StreamTooShort if it ends before a full batch.
-        """
-        batches = stream(
-            data,
-            self._batch_size,
-            self._generator,
-            collate_fn=self._workload.collate_fn if has_own_collate_fn(self._workload) else None,
-            workers=self._workers,
-            rank=self._rank.index,
-            ranks=self._rank.count,
-            pin_memory=self._pin_memory,
-        )
-        return itertools.islice(batches, skip, None)
+        loaded = self._loader.load(self._train_data, chosen, self._generator, first_batch=skip)
+        return self._replaced(loaded, first_batch=skip)
 
     def _replaced(self, batches: Iterator[Any], *, first_batch: int) -> Iterator[Any]:
         is_replaced = self._job.worst_batch and self._has_worst_example
@@ -337,22 +325,7 @@ class Batches:
             listed = list(batches)
             batches = listed if len(listed) <= most else [*listed[: most - 1], listed[-1]]
         batches = self._with_largest(batches, self._eval_sizes)
-        return self._loaded(self._eval_data, batches, torch.Generator().manual_seed(self._job.seed))
-
-    def _loaded(
-        self, data: Dataset[Any], batches: Iterable[list[int]], generator: torch.Generator, *, first_batch: int = 0
-    ) -> Iterator[Any]:
-        return load(
-            data,
-            batches,
-            generator,
-            collate_fn=self._workload.collate_fn if has_own_collate_fn(self._workload) else None,
-            workers=self._workers,
-            first_batch=first_batch,
-            rank=self._rank.index,
-            ranks=self._rank.count,
-            pin_memory=self._pin_memory,
-        )
+        return self._loader.load(self._eval_data, batches, torch.Generator().manual_seed(self._job.seed))
 
 
 def length(dataset: Dataset[Any]) -> int:
@@ -435,54 +408,6 @@ def digest(dataset: Dataset[Any]) -> str:
     return content.hexdigest()[:8]
 
 
-def load(
-    dataset: Dataset[Any],
-    batches: Iterable[list[int]],
-    generator: torch.Generator,
-    *,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    workers: int = 0,
-    first_batch: int = 0,
-    rank: int = 0,
-    ranks: int = 1,
-    pin_memory: bool = False,
-) -> Iterator[Any]:
-    """Yield one batch for each list of indices, in their order.
-
-    A TensorDataset is indexed a batch at a time, without loader processes: this takes microseconds, collating sample by
-    sample takes milliseconds. For any other dataset, random generators are seeded for each batch: augmentation depends
-    on `generator` and the batch's number, but not on the number of loader processes or on where a resumed epoch begins.
-    Loading does not change the random numbers of the training.
-
-    Args:
-        dataset: map-style.
-        batches: the indices of each batch.
-        generator: seeds the augmentation. A new DataLoader draws one number from it, and not from the training's.
-        collate_fn: makes a batch of samples. Default: torch's.
-        workers: the number of loader processes; 0 loads in this process.
-        first_batch: the number of the first batch within its epoch.
-        rank: the index of this rank among `ranks`: each rank augments differently.
-        ranks: the number of ranks.
-        pin_memory: use pinned memory, so that the host does not wait for the copy.
-    """
-    if isinstance(dataset, TensorDataset) and collate_fn is None:
-        return iter(DataLoader(dataset, sampler=batches, batch_size=None, generator=generator, pin_memory=pin_memory))
-    seed = int(torch.randint(2**48, (), generator=generator))
-    numbered = ([seed + number * ranks + rank, *indices] for number, indices in enumerate(batches, start=first_batch))
-    return iter(
-        DataLoader(
-            _SeededByBatch(dataset),
-            batch_sampler=numbered,
-            collate_fn=collate_fn,
-            generator=generator,
-            num_workers=workers,
-            # torch's default on Linux. A job's default is the fork server, which has not imported the workload.
-            multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-            pin_memory=pin_memory,
-        )
-    )
-
-
 class StreamTooShort(Exception):
     """An iterable dataset ended before a full batch. `samples` is its largest batch on this rank."""
 
@@ -491,57 +416,88 @@ class StreamTooShort(Exception):
         self.samples = samples
 
 
-def stream(
-    dataset: IterableDataset[Any],
-    batch_size: int,
-    generator: torch.Generator,
-    *,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    workers: int = 0,
-    rank: int = 0,
-    ranks: int = 1,
-    pin_memory: bool = False,
-) -> Iterator[Any]:
-    """Yield the full batches of an iterable dataset without end: it starts again where it ends.
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """Loads the batches of one rank. Loading does not change the random numbers of the training.
 
-    Each rank takes every `ranks`-th sample; random generators are seeded alike on all ranks. With several loader
-    processes, each iterates over the dataset, which shares its samples among them by
-    `torch.utils.data.get_worker_info`, as with any DataLoader. Loading in this process does not change the random
-    numbers of the training. For the arguments see `load`.
-
-    Raises:
-        StreamTooShort: the dataset ends before a full batch.
-        InvalidReturnValue: it can be iterated only once.
+    Each new DataLoader draws one number from the generator that it gets, and not from the training's.
     """
-    seed = int(torch.randint(2**48, (), generator=generator))
-    loader = DataLoader(
-        _EveryNth(dataset, rank, ranks),
-        batch_size,
-        collate_fn=collate_fn,
-        generator=generator,
-        num_workers=workers,
-        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-        pin_memory=pin_memory,
-    )
-    number = 0
-    while True:
-        started, largest, batches = number, 0, iter(loader)
-        while True:
-            with random_state.seeded(seed + number):
-                batch = next(batches, None)
-            if batch is None:
-                break
-            if (samples := batch_length(batch)) == batch_size:
-                number += 1
-                yield batch
-            largest = max(largest, samples)  # each loader process may end with a smaller batch
-            del batch  # before the next one is loaded
-        if not number:
-            raise StreamTooShort(largest)
-        if number == started:
-            raise InvalidReturnValue(
-                "train_data() gives no samples when it is iterated again; its __iter__ must return a new iterator"
+
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    """Makes a batch of samples. Default: torch's."""
+    workers: int = 0
+    """The number of loader processes; 0 loads in this process."""
+    rank: Rank = ALONE
+    pin_memory: bool = False
+    """Use pinned memory, so that the host does not wait for the copy."""
+
+    def load(
+        self, dataset: Dataset[Any], batches: Iterable[list[int]], generator: torch.Generator, *, first_batch: int = 0
+    ) -> Iterator[Any]:
+        """Yield one batch of a map-style dataset for each list of indices, in their order.
+
+        A TensorDataset is indexed a batch at a time, without loader processes: this takes microseconds, collating
+        sample by sample takes milliseconds. For any other dataset, random generators are seeded for each batch:
+        augmentation depends on `generator`, the rank and the batch's number within its epoch, but not on the number of
+        loader processes or on where a resumed epoch begins (at the batch of number `first_batch`).
+        """
+        if isinstance(dataset, TensorDataset) and self.collate_fn is None:
+            whole_batches = DataLoader(
+                dataset, sampler=batches, batch_size=None, generator=generator, pin_memory=self.pin_memory
             )
+            return iter(whole_batches)
+        seed = int(torch.randint(2**48, (), generator=generator))
+        numbered = (
+            [seed + number * self.rank.count + self.rank.index, *indices]
+            for number, indices in enumerate(batches, start=first_batch)
+        )
+        return iter(self._loader(_SeededByBatch(dataset), generator, batch_sampler=numbered))
+
+    def stream(self, dataset: IterableDataset[Any], batch_size: int, generator: torch.Generator) -> Iterator[Any]:
+        """Yield the full batches of an iterable dataset without end: it starts again where it ends.
+
+        Each rank takes every n-th sample of n ranks; random generators are seeded alike on all ranks. With several
+        loader processes, each iterates over the dataset, which shares its samples among them by
+        `torch.utils.data.get_worker_info`, as with any DataLoader.
+
+        Raises:
+            StreamTooShort: the dataset ends before a full batch.
+            InvalidReturnValue: it can be iterated only once.
+        """
+        seed = int(torch.randint(2**48, (), generator=generator))
+        samples_of_rank = _EveryNth(dataset, self.rank.index, self.rank.count)
+        loader = self._loader(samples_of_rank, generator, batch_size=batch_size)
+        number = 0
+        while True:
+            started, largest, batches = number, 0, iter(loader)
+            while True:
+                with random_state.seeded(seed + number):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                if (samples := batch_length(batch)) == batch_size:
+                    number += 1
+                    yield batch
+                largest = max(largest, samples)  # each loader process may end with a smaller batch
+                del batch  # before the next one is loaded
+            if not number:
+                raise StreamTooShort(largest)
+            if number == started:
+                raise InvalidReturnValue(
+                    "train_data() gives no samples when it is iterated again; its __iter__ must return a new iterator"
+                )
+
+    def _loader(self, dataset: Dataset[Any], generator: torch.Generator, **batching: Any) -> DataLoader[Any]:
+        return DataLoader(
+            dataset,
+            **batching,
+            collate_fn=self.collate_fn,
+            generator=generator,
+            num_workers=self.workers,
+            # torch's default on Linux. A job's default is the fork server, which has not imported the workload.
+            multiprocessing_context="fork" if self.workers and sys.platform == "linux" else None,
+            pin_memory=self.pin_memory,
+        )
 
 
 class _EveryNth(IterableDataset[Any]):

@@ -166,7 +166,7 @@ def _load(dataset: ShapesOfSamples, indices: Iterable[Any], workers: int) -> Ite
         collate_fn=_same,
         generator=Generator(),
         num_workers=workers,
-        multiprocessing_context="fork" if sys.platform == "linux" else None,  # as in `amp_track.training.data.load`
+        multiprocessing_context="fork" if sys.platform == "linux" else None,  # as in `amp_track.training.data.Loader`
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils.data import TensorDataset
 
-from amp_track.training.data import load
+from amp_track.training.data import Loader
 from benchmarks.models import Cnn, UNet
 
 
@@ -20,7 +20,7 @@ def test_repeated_samples_take_no_memory_and_load_as_others_do() -> None:
     assert len(data) == 1_000_000
     assert len(data.tensors[0]) == 8
     assert all(map(torch.equal, data[999_999], few[7]))
-    inputs, targets = next(load(data, iter([[0, 8, 17, 999_999]]), torch.Generator()))
+    inputs, targets = next(Loader().load(data, iter([[0, 8, 17, 999_999]]), torch.Generator()))
     assert torch.equal(inputs, few.tensors[0][[0, 0, 1, 7]])
     assert torch.equal(targets, few.tensors[1][[0, 0, 1, 7]])
 

@@ -17,7 +17,7 @@ from amp_track.records.errors import InvalidReturnValue
 from amp_track.targets.workload import load_workload
 from amp_track.training.amp import random_state
 from amp_track.training.amp.tensors import batch_length
-from amp_track.training.data import Batches, Position, StreamTooShort, digest, load, stream
+from amp_track.training.data import Batches, Loader, Position, StreamTooShort, digest
 from amp_track.workload import Workload
 
 SAMPLES = 64
@@ -172,9 +172,11 @@ def test_the_digest_of_augmented_data_is_always_the_same() -> None:
     assert digest(Augmented()) == digest(Augmented())
 
 
-def loaded(dataset: Dataset[Any], **settings: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    batches = BATCHES[settings.get("first_batch", 0) :]
-    return list(load(dataset, batches, torch.Generator().manual_seed(5), **settings))  # type: ignore[arg-type]
+def loaded(
+    dataset: Dataset[Any], *, workers: int = 0, rank: Rank = ALONE, first_batch: int = 0
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    loader, generator = Loader(workers=workers, rank=rank), torch.Generator().manual_seed(5)
+    return list(loader.load(dataset, BATCHES[first_batch:], generator, first_batch=first_batch))
 
 
 @pytest.mark.parametrize("dataset", [Augmented(), InBatches()])
@@ -214,7 +216,7 @@ def test_augmentation_does_not_depend_on_where_an_epoch_is_resumed() -> None:
 
 
 def test_each_process_augments_differently() -> None:
-    first, second = (loaded(Augmented(), workers=1, rank=rank, ranks=2) for rank in (0, 1))
+    first, second = (loaded(Augmented(), workers=1, rank=Rank(index=index, count=2)) for index in (0, 1))
     drawn = {tuple(batch[0].flatten().tolist()) for batch in first + second}
     assert len(drawn) == 2 * len(BATCHES)
 
@@ -267,15 +269,16 @@ class Sharded(IterableDataset[Any]):
 
 
 def test_a_loader_process_that_ends_early_loses_no_sample_of_the_others() -> None:
-    batches = stream(Sharded(), 8, torch.Generator().manual_seed(0), workers=2)
+    batches = Loader(workers=2).stream(Sharded(), 8, torch.Generator().manual_seed(0))
     numbers = torch.cat([batch.flatten() for batch in itertools.islice(batches, 12)]).tolist()
     assert len(set(numbers)) == 8 + 88
 
 
 def test_ranks_share_a_random_order() -> None:
     found = []
-    for rank in range(2):
-        batches = stream(Sharded(), 10, torch.Generator().manual_seed(0), rank=rank, ranks=2)
+    for index in range(2):
+        loader = Loader(rank=Rank(index=index, count=2))
+        batches = loader.stream(Sharded(), 10, torch.Generator().manual_seed(0))
         found += torch.cat([batch.flatten() for batch in itertools.islice(batches, 5)]).tolist()
     assert sorted(found) == list(range(100))
 
@@ -290,7 +293,7 @@ class Once(IterableDataset[Any]):
 
 def test_a_stream_that_can_be_iterated_only_once_is_named() -> None:
     with pytest.raises(InvalidReturnValue, match="must return a new iterator"):
-        list(itertools.islice(stream(Once(), 8, torch.Generator()), 3))
+        list(itertools.islice(Loader().stream(Once(), 8, torch.Generator()), 3))
 
 
 def test_an_iterable_dataset_without_a_full_batch_is_too_short() -> None:
