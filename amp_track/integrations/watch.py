@@ -360,12 +360,6 @@ class Watch:
             self._spans.append((self._open, self._last))
         self._open = self._last = None
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the time of a block out of samples/s."""
-        self.pause()
-        yield
-
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Return an iterator over the same batches that measures how long the device waits for them."""
         return self._wait.timed(iter(loader))
@@ -379,6 +373,9 @@ class Watch:
         seconds = sum(_seconds_between(start, end) for start, end in self._spans)
         wall_seconds = time.perf_counter() - self._began
         allocated_bytes, reserved_bytes = _peaks(self.device)
+        scale = None
+        if self._history is not None:
+            scale = ScaleReport.after(self.steps, self._changes, self._history.scale)
         return JobResult(
             status=JobStatus.FITS,
             steps=self.steps,
@@ -391,7 +388,7 @@ class Watch:
             peak_bytes=reserved_bytes,
             peak_resident_bytes=peak_resident_bytes(),
             non_finite_losses=self._non_finite_losses(),
-            scale=self._scale_report(),
+            scale=scale,
             diagnosis=self._diagnosed.diagnosis(self._diagnosis),
         )
 
@@ -537,13 +534,6 @@ class Watch:
             return None
         return NonFiniteLosses(batches=len(self._non_finite), first_step=self._non_finite[0], first_batch=1)
 
-    def _scale_report(self) -> ScaleReport | None:
-        if self._history is None:
-            return None
-        last = (self.steps, self._history.scale)
-        history = self._changes[:-1] if self._changes[-1] == last and len(self._changes) > 1 else self._changes
-        return ScaleReport(initial=self._changes[0][1], final=self._history.scale, history=(*history, last))
-
     def _log_now_and_then(self) -> None:
         now = time.perf_counter()
         if now - self._last_logged > self._log_every_seconds:
@@ -683,5 +673,4 @@ def _peaks(device: torch.device) -> tuple[int | None, int | None]:
     """Return the peaks of allocated and reserved bytes of this process; None on a CPU. They may come from before."""
     if device.type in _WITHOUT_QUEUE:
         return None, None
-    module: Any = torch.get_device_module(device)
-    return module.max_memory_allocated(device), module.max_memory_reserved(device)
+    return torch.accelerator.max_memory_allocated(device), torch.accelerator.max_memory_reserved(device)

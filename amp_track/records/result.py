@@ -5,6 +5,7 @@ Plain data. The diagnosis has statistics of every layer's gradients and outputs 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -36,6 +37,13 @@ class ScaleReport:
     initial: float
     final: float
     history: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def after(cls, steps: int, changes: Sequence[tuple[int, float]], final: float) -> ScaleReport:
+        """Return the report after so many optimizer steps. `changes` begin with the initial scale."""
+        history = dict(changes)
+        history.setdefault(steps, final)
+        return cls(initial=changes[0][1], final=final, history=tuple(history.items()))
 
     @property
     def growths(self) -> int:

@@ -123,7 +123,7 @@ class FunctionTraining:
         try:
             returned = self._function(**self._arguments)
             if isinstance(returned, Iterator):
-                self._watch.leave_counting()
+                self._watch.ends_process = False
                 for _ in returned:
                     self._watch.count_step()
                     if self._watch.is_done:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from amp_track.config.job import Job
 from amp_track.config.precisions import Precision
@@ -24,7 +23,7 @@ from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
 from amp_track.records.result import MODEL
 from amp_track.training.amp import random_state
 from amp_track.training.amp.precision import float32_precision
-from amp_track.training.amp.tensors import call, check_loss, move
+from amp_track.training.amp.tensors import call, check_loss, move, tensors
 from amp_track.training.data import example_batch
 from amp_track.training.devices.base import Device
 from amp_track.training.layers import LayerWatch, running_node_number
@@ -107,7 +106,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if not func.is_view and torch.Tag.inplace_view not in func.tags:
-            self._record(func.overloadpacket.__name__, _tensors((args, kwargs)), _tensors(result))
+            self._record(func.overloadpacket.__name__, list(tensors((args, kwargs))), list(tensors(result)))
         return result
 
     def _record(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
@@ -131,13 +130,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.counts[one] += 1
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-def _floating_dtypes(tensors: list[Tensor]) -> tuple[str, ...]:
-    floating = (tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex())
-    return tuple(str(tensor.dtype).removeprefix("torch.") for tensor in floating)
+def _floating_dtypes(values: list[Tensor]) -> tuple[str, ...]:
+    floating = (value for value in values if value.is_floating_point() or value.is_complex())
+    return tuple(str(value.dtype).removeprefix("torch.") for value in floating)
 
 
 def readable_name(name: str) -> str:

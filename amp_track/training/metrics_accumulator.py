@@ -77,22 +77,18 @@ class MetricsAccumulator:
         """Return the totals as fields of a JobResult."""
         step, batch = self._first_non_finite
         first = NonFiniteLosses(batches=self._non_finite, first_step=step, first_batch=batch)
+        scale = None
+        if self._step.history is not None:
+            scale = ScaleReport.after(self._step.steps, self._scale_history, self._step.history.scale)
         return {
             "first_loss": self._first_loss,
             "train_loss": self.train_loss,
             "steps": self._step.steps,
             "skipped_steps": self._skipped_steps,
             "non_finite_losses": first if self._non_finite else None,
-            "scale": self._scale_report(),
+            "scale": scale,
             "diagnosis": self._diagnosed.diagnosis(self._step.diagnosis),
         }
-
-    def _scale_report(self) -> ScaleReport | None:
-        if self._step.history is None:
-            return None
-        final, history = self._step.history.scale, dict(self._scale_history)
-        history.setdefault(self._step.steps, final)
-        return ScaleReport(initial=self._scale_history[0][1], final=final, history=tuple(history.items()))
 
 
 class DiagnosisTotals:

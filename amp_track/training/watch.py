@@ -93,7 +93,9 @@ class TrainingWatch:
         assert job.batch_size is not None
         self._job, self._batch_size = job, job.batch_size
         self._device, self._send = device, send
-        self._enforce_budget, self._ends_process = enforce_budget, True
+        self._enforce_budget = enforce_budget
+        self.ends_process = True
+        """False if the caller counts steps and asks `is_done`, because the training yields after each."""
         self._most_steps = _MOST_STEPS if is_alone else _PROBE_STEPS
         self._process = os.getpid()  # data-loading processes inherit the hooks
         self._loads_alone = loads_in_its_own_process(device.kind, job.memory_budget_bytes)
@@ -127,11 +129,8 @@ class TrainingWatch:
         register_module_parameter_registration_hook(self._parameter_registered)
         torch_optimizer.register_optimizer_step_pre_hook(self._before_step)
         torch_optimizer.register_optimizer_step_post_hook(self._after_step)
-        make, draw, load = (
-            torch_optimizer.Optimizer.__init__,
-            dataloader._BaseDataLoaderIter._next_index,
-            DataLoader.__init__,
-        )
+        make, load = torch_optimizer.Optimizer.__init__, DataLoader.__init__
+        draw = dataloader._BaseDataLoaderIter._next_index
         watch = self
 
         @functools.wraps(make)
@@ -155,10 +154,6 @@ class TrainingWatch:
         torch_optimizer.Optimizer.__init__ = make_optimizer  # type: ignore[method-assign]
         dataloader._BaseDataLoaderIter._next_index = next_index  # type: ignore[method-assign]
         DataLoader.__init__ = make_loader  # type: ignore[method-assign]
-
-    def leave_counting(self) -> None:
-        """Leave it to the caller to count steps and to ask `is_done`: the training yields after each."""
-        self._ends_process = False
 
     @property
     def steps(self) -> int:
@@ -188,7 +183,7 @@ class TrainingWatch:
                 f"{self._job.workload}: it ended without an optimizer step. Call step() of a torch optimizer, or yield "
                 "after each step."
             )
-        drawn, measured = self._largest_draw, self._measured()
+        drawn = self._largest_draw
         if drawn and drawn != self._batch_size:
             if drawn == self._dataset_samples < self._batch_size:
                 return self._over(drawn)
@@ -196,12 +191,21 @@ class TrainingWatch:
                 f"{self._job.workload}: its data loader gives batches of {drawn} for batch_size={self._batch_size}. "
                 "Use batch_size as the size of the loader's batches."
             )
+        peak = self._device.peak() if self.has_begun else None
         return JobResult(
             status=JobStatus.FITS,
+            steps=self.steps,
+            size_ratio=self._size_ratio,
+            why_as_drawn=self._why_as_drawn,
+            wall_seconds=time.perf_counter() - self._started,
+            train_seconds=self._ends[-1] - self._started,
+            train_peak_allocated_bytes=peak.allocated_bytes if peak is not None else None,
+            peak_bytes=peak.reserved_bytes if peak is not None else None,
+            peak_resident_bytes=peak_resident_bytes(),
+            allocation_retries=self._device.allocation_retries(),
             samples_per_second=_speed(self._full_steps()),
             speed_readings=self._speed_readings(),
             training_samples=self._dataset_samples or None,
-            **measured,
         )
 
     def result_after(self, error: BaseException) -> JobResult:
@@ -252,7 +256,7 @@ class TrainingWatch:
 
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         self.phase = "training"
-        if not self._ends_process or not self._is_here:
+        if not self.ends_process or not self._is_here:
             return
         self._steps_of[id(optimizer)] += 1
         if self._steps_of[id(optimizer)] > self.steps:
@@ -290,7 +294,7 @@ class TrainingWatch:
         count = iterator.amp_track_drawn = getattr(iterator, "amp_track_drawn", 0) + 1
         if count == 1 or not trains:
             self._is_interrupted = True
-        if self._ends_process and self._job.probe and count == 1 and self.steps >= _PROBE_STEPS:
+        if self.ends_process and self._job.probe and count == 1 and self.steps >= _PROBE_STEPS:
             self._finish()  # every phase has run
         try:
             index = draw()
@@ -349,20 +353,6 @@ class TrainingWatch:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-    def _measured(self) -> dict[str, Any]:
-        peak = self._device.peak() if self.has_begun else None
-        return {
-            "steps": self.steps,
-            "size_ratio": self._size_ratio,
-            "why_as_drawn": self._why_as_drawn,
-            "wall_seconds": time.perf_counter() - self._started,
-            "train_seconds": self._ends[-1] - self._started,
-            "train_peak_allocated_bytes": peak.allocated_bytes if peak is not None else None,
-            "peak_bytes": peak.reserved_bytes if peak is not None else None,
-            "peak_resident_bytes": peak_resident_bytes(),
-            "allocation_retries": self._device.allocation_retries(),
-        }
 
     def _full_steps(self) -> list[tuple[float, int]]:
         """Return the steps of the full batch, without the first ones if there are later ones."""

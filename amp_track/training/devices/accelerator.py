@@ -7,7 +7,6 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,14 @@ class AcceleratorDevice(Device):
         return int(torch.accelerator.memory_stats(self.torch_device).get("num_alloc_retries", 0))
 
     def settle(self) -> None:
-        wait_until_settled(self._free_bytes)
+        """Wait until free memory has not grown for half a second, at most ten seconds."""
+        started = since = time.monotonic()
+        most = self._free_bytes()
+        while time.monotonic() - since < _SETTLED_SECONDS and time.monotonic() - started < _MOST_SETTLING_SECONDS:
+            time.sleep(_POLL_SECONDS)
+            free = self._free_bytes()
+            if free > most:
+                most, since = free, time.monotonic()
 
     def lift_budget(self) -> None:
         if self._backend:
@@ -132,22 +138,6 @@ def reserve_bytes(capacity_bytes: int) -> int:
     has not been measured.
     """
     return min(capacity_bytes // _RESERVED_PART, _MOST_RESERVED_BYTES)
-
-
-def wait_until_settled(
-    free_bytes: Callable[[], int],
-    *,
-    now: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Wait until free memory has not grown for half a second, at most ten seconds."""
-    started = since = now()
-    most = free_bytes()
-    while now() - since < _SETTLED_SECONDS and now() - started < _MOST_SETTLING_SECONDS:
-        sleep(_POLL_SECONDS)
-        free = free_bytes()
-        if free > most:
-            most, since = free, now()
 
 
 def fraction_for(budget_bytes: int, total_bytes: int) -> float:

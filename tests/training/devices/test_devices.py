@@ -1,6 +1,7 @@
 """The CPU's budget and meter, in processes of their own."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,11 +12,8 @@ from amp_track.config.job import ALONE, Job, Rank
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobStatus
 from amp_track.runner.runner import JobRunner
-from amp_track.training.devices.accelerator import (
-    AcceleratorDevice,
-    reserve_bytes,
-    wait_until_settled,
-)
+from amp_track.training.devices import accelerator
+from amp_track.training.devices.accelerator import AcceleratorDevice, reserve_bytes
 from amp_track.training.devices.oom import is_kernel_limit, is_out_of_memory, requested_bytes
 from amp_track.training.devices.open import check_budget, check_processes, free_bytes_each, open_device
 
@@ -73,14 +71,16 @@ def test_requested_bytes(message: str, size: int | None) -> None:
         (list(range(1000)), 10.0),  # a neighbour gives memory back without end
     ],
 )
-def test_a_job_after_a_killed_one_waits_until_free_memory_grows_no_more(free: list[int], seconds: float) -> None:
-    clock = [0.0]
-
-    def sleep(for_seconds: float) -> None:
-        clock[0] += for_seconds
-
-    wait_until_settled(lambda: free[min(round(clock[0] / 0.05), len(free) - 1)], now=lambda: clock[0], sleep=sleep)
-    assert clock[0] == pytest.approx(seconds, abs=0.1)
+def test_a_job_after_a_killed_one_waits_until_free_memory_grows_no_more(
+    monkeypatch: pytest.MonkeyPatch, free: list[int], seconds: float
+) -> None:
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(accelerator, "time", clock)
+    device = AcceleratorDevice(torch.device("cuda", 0))
+    monkeypatch.setattr(device, "_free_bytes", lambda: free[min(len(slept), len(free) - 1)])
+    device.settle()
+    assert sum(slept) == pytest.approx(seconds, abs=0.1)
 
 
 def test_a_job_without_a_budget_leaves_room_for_what_is_not_torchs() -> None:
