@@ -148,10 +148,7 @@ class OutOfMemoryWatch:
             return None
         if not self._is_cuda:
             try:
-                with (
-                    _limits_lifted(),
-                    torch_internals.without_optimizer_hooks(),
-                ):  # the tensors of the step are still held
+                with _limits_lifted(), _predicting():  # the tensors of the step are still held
                     return self._predicted(requested_bytes(error))
             except NoPlan as reason:
                 _log.warning("amp_track.watch cannot explain the out-of-memory error: %s.", reason)
@@ -177,12 +174,7 @@ class OutOfMemoryWatch:
         Kernels of a CPU use memory that no plan shows. The request that failed tells how much was left for tensors.
         """
         step = self._fake_step()
-        try:
-            trace = step.trace(self._precision[0], self._samples()).with_next_step()
-        except NoPlan:
-            raise
-        except Exception as error:
-            raise NoPlan(_unpredictable(error)) from error
+        trace = step.trace(self._precision[0], self._samples()).with_next_step()
         state = state_at_request(trace, requested) if requested is not None else None
         known_bytes = state.capacity_bytes if state is not None else None
         capacity_bytes = min(known_bytes or self._free_bytes, self._free_bytes)
@@ -249,12 +241,10 @@ class OutOfMemoryWatch:
             return (), "the capacity is unknown"
         others = state.by_category.get(Category.OTHER, 0)
         try:
-            with torch_internals.without_optimizer_hooks():
+            with _predicting():
                 plans = self._plans(self._fake_step(), state.capacity_bytes - others)
         except NoPlan as reason:
             return (), str(reason)
-        except Exception as error:  # of any model
-            return (), _unpredictable(error)
         if plans[0].trace.recurrent:
             return (), RECURRENT
         return plans, ""
@@ -347,8 +337,16 @@ def _precision(model: nn.Module, device_type: str) -> str:
     return {torch.float16: "amp", torch.bfloat16: "bf16"}.get(dtype, "fp32")
 
 
-def _unpredictable(error: Exception) -> str:
-    return f"its step cannot be predicted: {summary(error).rstrip('.')}"
+@contextmanager
+def _predicting() -> Iterator[None]:
+    """Run no optimizer hooks of the training within the block. Raise NoPlan for any exception of its model."""
+    try:
+        with torch_internals.without_optimizer_hooks():
+            yield
+    except NoPlan:
+        raise
+    except Exception as error:
+        raise NoPlan(f"its step cannot be predicted: {summary(error).rstrip('.')}") from error
 
 
 def _new_file() -> Path:

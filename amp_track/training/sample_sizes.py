@@ -13,9 +13,9 @@ import numbers
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -87,7 +87,7 @@ def measure(
         InvalidReturnValue: `size` does not return a number.
         SizesUnknown: samples have no part with a size.
     """
-    drawn = range(len(cast("Sized", dataset))) if indices is None else indices
+    drawn = range(len(dataset)) if indices is None else indices
     most = MEASURED_SAMPLES if size is None else _MEASURED_BY_INDEX
     chosen: list[Any] = random.Random(0).sample(drawn, min(len(drawn), most))
     if size is not None:
