@@ -113,7 +113,6 @@ def fit(module: Module, callback: LightningCallback, *, checkpoint: str | None =
 
 def scales_of(callback: LightningCallback | TransformersCallback) -> list[float]:
     """Return the scale after each step."""
-    assert callback.watch is not None
     changes, found = dict(callback.watch.scale_history), []
     scale = callback.watch.scale_history[0][1]
     for step in range(1, callback.watch.steps + 1):
@@ -127,7 +126,6 @@ def test_a_fit_logs_to_the_run_of_its_logger(client: mlflow.MlflowClient, fused:
     callback, module = LightningCallback(), Module(fused=fused)
     fit(module, callback, logger=logger)
     assert scales_of(callback) == module.truth
-    assert callback.watch is not None
     assert callback.watch.run_id == logger.run_id
     found = client.get_run(logger.run_id)  # type: ignore[arg-type]
     skipped = len(callback.watch.skipped_steps)
@@ -141,7 +139,6 @@ def test_accumulated_batches_are_one_step_and_the_active_run_is_used(client: mlf
     callback, module = LightningCallback(), Module()
     with mlflow.start_run() as run:
         fit(module, callback, accumulate_grad_batches=4, max_epochs=4)
-    assert callback.watch is not None
     assert callback.watch.run_id == run.info.run_id
     assert callback.watch.steps == 4 * 13  # 50 batches
     assert set(scales_of(callback)) == set(module.truth)
@@ -152,7 +149,6 @@ def test_two_optimizers_with_manual_optimization_are_told_apart() -> None:
     callback, module = LightningCallback(log=False), Gan()
     fit(module, callback)
     assert scales_of(callback)[1::2] == module.truth
-    assert callback.watch is not None
     assert callback.watch.steps == 200
     assert len(callback.watch.skipped_by["optimizer0"]) > 5, "only its gradients are made to overflow"
 
@@ -163,7 +159,6 @@ def test_a_checkpoint_continues_the_history(tmp_path: Path) -> None:
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     again, module = LightningCallback(log=False), Module()
     fit(module, again, checkpoint=str(tmp_path / "last.ckpt"), max_epochs=2)
-    assert again.watch is not None
     assert again.watch.steps == 100
     assert scales_of(again) == [*scales_of(callback), *module.truth]
 
@@ -180,11 +175,8 @@ def test_a_fit_that_runs_out_of_memory_is_explained() -> None:
     callback, module = LightningCallback(log=False, on_oom="explain"), Needs()
     with pytest.raises(RuntimeError, match="you tried to allocate"):
         fit(module, callback)
-    assert callback.watch is not None
     found = callback.watch.explanation
-    assert found is not None
     assert (found.state.batch_size, found.state.precision) == (8, "amp")
-    assert found.peak is not None
     parameters = sum(each.numel() * 4 for each in module.parameters())
     assert found.peak.by_category[Category.PARAMETERS] == parameters
     assert dict.fromkeys(one.layer for one in found.peak.holdings)
@@ -206,16 +198,12 @@ def test_a_fit_is_diagnosed_and_its_losses_are_counted(client: mlflow.MlflowClie
 
     callback = LightningCallback(diagnose_every=10)
     fit(Diverges(), callback, max_epochs=1)
-    assert callback.watch is not None
     result = callback.watch.result()
-    assert result.non_finite_losses is not None
     assert (result.non_finite_losses.batches, result.non_finite_losses.first_step) == (1, 8)
-    assert result.diagnosis is not None
     assert (result.diagnosis.steps, {layer.layer for layer in result.diagnosis.layers}) == (
         5,
         {"net.0", "net.1", "net.2"},
     )
-    assert callback.watch.run_id is not None
     assert "diagnosis.json" in {file.path for file in client.list_artifacts(callback.watch.run_id)}
 
 
@@ -228,8 +216,6 @@ def test_a_fit_that_fails_keeps_what_happened(client: mlflow.MlflowClient) -> No
     callback = LightningCallback()
     with pytest.raises(RuntimeError, match="the training failed"):
         fit(Fails(), callback)
-    assert callback.watch is not None
-    assert callback.watch.run_id is not None
     found = client.get_run(callback.watch.run_id)
     assert (found.info.status, found.data.metrics["train/steps"]) == ("FAILED", 20)
 
@@ -244,7 +230,6 @@ def test_a_fit_without_a_scaler_has_its_speed(client: mlflow.MlflowClient) -> No
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(module)
-    assert callback.watch is not None
     result = callback.watch.result()
     assert (result.steps, result.scale) == (50, None)
     assert result.samples_per_second
@@ -309,7 +294,6 @@ def test_a_trainer_has_the_history_that_its_scaler_says(tmp_path: Path, settings
     trainer, spoiler = trainer_of(tmp_path, callback, **settings)
     trainer.train()
     assert scales_of(callback) == spoiler.scales
-    assert callback.watch is not None
     assert len(callback.watch.skipped_steps) > 2
     assert callback.watch.result().samples_per_second
 
@@ -321,8 +305,6 @@ def test_it_logs_to_the_run_of_mlflow_callback_which_has_ended_by_then(
     trainer, _ = trainer_of(tmp_path, callback, report_to=["mlflow"])
     trainer.train()
     assert mlflow.active_run() is None
-    assert callback.watch is not None
-    assert callback.watch.run_id is not None
     found = client.get_run(callback.watch.run_id)
     assert "per_device_train_batch_size" in found.data.params, "their run"
     assert found.data.metrics["amp/skipped_steps"] == len(callback.watch.skipped_steps)
@@ -340,12 +322,9 @@ def test_a_training_that_runs_out_of_memory_is_explained(tmp_path: Path) -> None
     trainer.add_callback(Needs())
     with pytest.raises(RuntimeError, match="you tried to allocate") as failed:
         trainer.train()
-    assert callback.watch is not None
     callback.watch.close(failed.value)
     found = callback.watch.explanation
-    assert found is not None
     assert found.state.batch_size == 8
-    assert found.peak is not None
     assert Category.ACTIVATIONS in found.peak.by_category
 
 
@@ -359,8 +338,6 @@ def test_a_checkpoint_of_a_trainer_continues_the_history(tmp_path: Path) -> None
     assert again.scales
     assert scales_of(callback)[:25] == spoiler.scales[:25]
     assert scales_of(callback)[25:] == again.scales
-    assert first.watch is not None
-    assert callback.watch is not None
     skipped = [step for step in first.watch.skipped_steps if step <= 25]
     assert list(callback.watch.skipped_steps[: len(skipped)]) == skipped
 
@@ -374,7 +351,6 @@ def test_a_checkpoint_made_without_the_callback_can_be_resumed_and_saved(tmp_pat
     trainer, again = trainer_of(tmp_path, callback, save_strategy="steps", save_steps=20)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-20"))
     assert (tmp_path / "checkpoint-40").is_dir()
-    assert callback.watch is not None
     assert callback.watch.steps == 50
     assert scales_of(callback)[20:] == again.scales
 
@@ -395,5 +371,4 @@ def test_a_smaller_batch_begins_a_new_record(tmp_path: Path) -> None:
     trainer.add_callback(Fails())
     trainer.train()
     assert Fails.starts == 2
-    assert callback.watch is not None
     assert callback.watch.steps == 10

@@ -107,11 +107,6 @@ def test_a_training_of_a_single_full_step_is_probed_with_one(workload: Workload,
     assert sum(1 for parts in itertools.islice(probe.full_steps(), 5) for _ in parts) == steps
 
 
-def test_evaluation_counts_every_sample_once(workload: Workload) -> None:
-    batches = batches_of(workload, batch_size=10)
-    assert [batch_length(input) for input, _ in batches.evaluation()] == [10] * 6 + [4]
-
-
 @given(
     batch_size=st.integers(1, SAMPLES),
     grad_accum=st.integers(1, 4),

@@ -71,7 +71,6 @@ def test_an_overflow_in_one_process_skips_the_step_in_both(runner: JobRunner) ->
     )
     assert job_result.status is JobStatus.FITS, job_result.message
     changes = [change for event in events if isinstance(event, StepsRecorded) for change in event.scale_changes]
-    assert job_result.scale is not None
     falls = sum(after < before for (_, before), (_, after) in itertools.pairwise(job_result.scale.history))
     assert 0 < job_result.skipped_steps == len(changes) == falls
     assert job_result.optimizer_steps == job_result.steps - job_result.skipped_steps > 0
@@ -105,8 +104,6 @@ def test_what_happens_to_one_process_is_what_happens_to_the_job(
 def test_peak_memory_is_the_largest_of_all_processes(runner: JobRunner) -> None:
     modest, _ = run(runner, nproc=2, memory_budget_bytes=256 * MEBIBYTE)
     job_result, _ = run(runner, options={"fault": "allocate"}, nproc=2, memory_budget_bytes=256 * MEBIBYTE)
-    assert modest.peak_bytes is not None
-    assert job_result.peak_bytes is not None
     assert job_result.peak_bytes - modest.peak_bytes == pytest.approx(64 * MEBIBYTE, rel=0.05)
 
 
@@ -137,9 +134,7 @@ def test_batch_norm_and_all_that_a_step_can_do_work_together(runner: JobRunner, 
     )  # fmt: skip
     job_result = runner.run(resolve(job, runner.inspect(job)))
     assert job_result.status is JobStatus.FITS, job_result.traceback
-    assert job_result.diagnosis is not None
     assert job_result.diagnosis.steps == 4
-    assert job_result.metric is not None
     assert job_result.metric > 0.5
 
 

@@ -6,6 +6,7 @@ import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,16 +49,16 @@ def test_losses_are_means_over_all_samples(batches: list[list[tuple[float, int]]
         assert loss == pytest.approx(sum(x * n for x, n in step) / samples)
 
 
-def test_a_step_that_one_alone_skipped_ends_the_job() -> None:
-    other = dataclasses.replace(OF_ONE, skipped_steps=(), scale_changes=())
-    with pytest.raises(RuntimeError, match=r"rank 1 skipped steps \(\), rank 0 skipped \(2,\): some gradients were"):
-        merge_totals([OF_ONE, other])
-
-
-def test_steps_that_one_alone_made_end_the_job() -> None:
-    other = dataclasses.replace(OF_ONE, step_losses=(1.0,), step_samples=(3,))
-    with pytest.raises(RuntimeError, match="rank 1 and rank 0 made different steps"):
-        merge_totals([OF_ONE, other])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"skipped_steps": ()}, r"rank 1 skipped steps \(\), rank 0 skipped \(2,\): some gradients were"),
+        ({"step_losses": (1.0,), "step_samples": (3,)}, "rank 1 and rank 0 made different steps"),
+    ],
+)
+def test_steps_that_one_alone_made_or_skipped_end_the_job(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        merge_totals([OF_ONE, dataclasses.replace(OF_ONE, **changes)])
 
 
 def test_a_loss_that_is_not_finite_in_any_process_is_counted() -> None:

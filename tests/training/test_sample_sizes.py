@@ -33,7 +33,6 @@ def test_the_worst_batch_has_the_largest_samples_as_often_as_the_data_set_has_th
     if len(set(lengths)) == 1:
         assert sizes is None
         return
-    assert sizes is not None
     assert sizes.ratio == pytest.approx(max(lengths) * len(lengths) / sum(lengths))
     worst = [lengths[index] for index in sizes.largest(count)]
     assert worst[: len(lengths)] == sorted(lengths, reverse=True)[:count]
@@ -44,7 +43,6 @@ def test_of_a_large_data_set_the_largest_fraction_of_a_part_stands_for_it() -> N
     lengths = list(range(10 * MEASURED_SAMPLES))
     random.Random(1).shuffle(lengths)
     sizes = measure(list(map(str.zfill, [""] * len(lengths), lengths)))
-    assert sizes is not None
     assert len(sizes.order) == MEASURED_SAMPLES
     worst = [lengths[index] for index in sizes.largest(1000)]
     assert len(set(worst)) == 100
@@ -53,7 +51,6 @@ def test_of_a_large_data_set_the_largest_fraction_of_a_part_stands_for_it() -> N
 
 def test_a_size_without_loading_is_asked_for_every_index() -> None:
     sizes = measure([None] * (2 * MEASURED_SAMPLES), size=lambda index: index)
-    assert sizes is not None
     assert sizes.largest(2) == [2 * MEASURED_SAMPLES - 1, 2 * MEASURED_SAMPLES - 2]
 
 
@@ -133,7 +130,6 @@ def test_no_batch_is_padded_to_more_than_the_worst_one(
 def test_a_part_of_few_elements_counts_as_much_as_one_of_many() -> None:
     samples = [(torch.zeros(3, 64, 64), [0] * (5 if index else 500)) for index in range(50)]
     sizes = measure(samples)
-    assert sizes is not None
     assert sizes.largest(1) == [0]
     assert sizes.ratio == pytest.approx(500 / (545 + 200) * 50)
 
@@ -141,7 +137,6 @@ def test_a_part_of_few_elements_counts_as_much_as_one_of_many() -> None:
 def test_rare_long_samples_are_found_unless_loading_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = ["short"] * 990 + ["a long sample"] * 10
     found = measure(samples)
-    assert found is not None
     assert min(found.order[:10]) >= 990
     monkeypatch.setattr(sample_sizes, "_EQUAL_SECONDS", 0.0)
     assert measure(["short"] * 990 + ["a long sample"]) is None
@@ -171,7 +166,6 @@ class Odd(Dataset[str]):
 def test_only_what_the_training_draws_is_measured(indices: list[Any], largest: object, workers: int) -> None:
     dataset = Odd()
     sizes = measure(dataset, indices=indices, workers=workers)
-    assert sizes is not None
     assert sizes.largest(1) == [largest]
     assert len(sizes.order) == len([index for index in indices if index not in (4, "broken", (4, 9))])
     assert (dataset.opened_by is None) == (workers > 0), "loader processes would inherit what it opens"
@@ -195,7 +189,6 @@ def test_a_size_must_be_a_number(size: Any) -> None:
 
 def test_any_unit_is_a_size() -> None:
     sizes = measure([0, 1, 2], size=lambda index: numpy.float32(index) / 2)
-    assert sizes is not None
     assert (sizes.largest(2), sizes.ratio) == ([2, 1], pytest.approx(2.0))
 
 
@@ -261,7 +254,6 @@ def test_a_worst_example_replaces_the_batches_of_the_loader(workload: Workload) 
 
     batches = batches_of(WithExample(samples=100), probe=True, worst_batch=True, epochs=2)
     assert [longest_of(part.batch) for part in next(batches.full_steps())] == [200]
-    assert batches.size_ratio is not None
     assert batches.size_ratio > 1
     assert longest_of(example_batch(WithExample(samples=100), 2)) == 200
 

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed
+from plain_loop import DTYPES, PlainLoop, accuracy, assert_equal, batch, network
 from support import ROOT
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,23 +19,6 @@ from torch.nn import functional
 from amp_track import TrainStep
 
 UPDATES = 20
-DTYPES = {"fp32": None, "bf16": torch.bfloat16, "amp": torch.float16}
-
-
-def layers(inputs: int, outputs: int, *, seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(inputs, 16), nn.LeakyReLU(0.2), nn.Linear(16, outputs))
-
-
-def batch(number: int, *, overflows: bool = False) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(number)
-    inputs = torch.randn(8, 16, generator=generator) * (1e5 if overflows else 1.0)
-    return inputs, torch.randint(0, 4, (8,), generator=generator)
-
-
-def assert_equal(one: nn.Module, other: nn.Module) -> None:
-    for (name, left), right in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(left, right), name
 
 
 def gradients_of(*models: nn.Module) -> list[Tensor]:
@@ -45,7 +29,7 @@ class Gan:
     """A generator of two-dimensional points, and its discriminator."""
 
     def __init__(self) -> None:
-        self.generator, self.discriminator = layers(4, 2, seed=1), layers(2, 1, seed=2)
+        self.generator, self.discriminator = network(4, 2, seed=1), network(2, 1, seed=2)
         self.optimizers = [
             torch.optim.Adam(model.parameters(), lr=1e-2, betas=(0.5, 0.999), fused=True)
             for model in (self.generator, self.discriminator)
@@ -61,44 +45,31 @@ class Gan:
         return noise, points, labels, torch.ones(8, 1)
 
 
-def train_in_a_plain_loop(gan: Gan, precision: str) -> list[float]:
-    bce = functional.binary_cross_entropy_with_logits
-    scalers = [torch.amp.GradScaler("cpu", enabled=precision == "amp") for _ in gan.optimizers]
-
-    def update(index: int, loss: Callable[[], Tensor]) -> None:
-        gan.optimizers[index].zero_grad()
-        with torch.autocast("cpu", dtype=DTYPES[precision] or torch.bfloat16, enabled=precision != "fp32"):
-            value = loss()
-        scalers[index].scale(value).backward()
-        scalers[index].step(gan.optimizers[index])
-        scalers[index].update()
-
-    for number in range(UPDATES):
-        noise, points, labels, real_labels = gan.batch(number)
-        update(1, lambda points=points, labels=labels: bce(gan.discriminator(points), labels))
-        update(0, lambda noise=noise, target=real_labels: bce(gan.discriminator(gan.generator(noise)), target))
-    return [scaler.get_scale() for scaler in scalers]
-
-
 def test_the_gan_of_the_docs_is_the_plain_loop_to_the_bit() -> None:
-    ours, plain = Gan(), Gan()
+    ours, plain, bce = Gan(), Gan(), functional.binary_cross_entropy_with_logits
     page = (ROOT / "docs" / "gan.md").read_text()
     (loop,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "d_step(" in block)
     batches = [ours.batch(number) for number in range(UPDATES)]
     names = {
-        "torch": torch, "TrainStep": TrainStep, "bce": functional.binary_cross_entropy_with_logits,
+        "torch": torch, "TrainStep": TrainStep, "bce": bce,
         "generator": ours.generator, "discriminator": ours.discriminator,
         "g_optimizer": ours.optimizers[0], "d_optimizer": ours.optimizers[1],
         "loader": [(noise, points[:8]) for noise, points, _, _ in batches],
     }  # fmt: skip
     exec(loop, names)
-    train_in_a_plain_loop(plain, "amp")
+    of_generator, of_discriminator = (PlainLoop(each, "amp") for each in plain.optimizers)
+    for number in range(UPDATES):
+        noise, points, labels, all_real = plain.batch(number)
+        of_discriminator.backward(lambda x, y: bce(plain.discriminator(x), y), points, labels)
+        of_discriminator.update()
+        of_generator.backward(lambda x, y: bce(plain.discriminator(plain.generator(x)), y), noise, all_real)
+        of_generator.update()
     assert_equal(ours.generator, plain.generator)
     assert_equal(ours.discriminator, plain.discriminator)
 
 
 def test_gradients_of_parameters_outside_the_optimizer_do_not_grow() -> None:
-    net = layers(16, 4)
+    net = network()
     step = TrainStep(net, torch.optim.SGD(net[2].parameters(), lr=0.0), functional.cross_entropy, "fp32")
     first = []
     for _ in range(3):
@@ -112,24 +83,22 @@ def test_gradients_of_parameters_outside_the_optimizer_do_not_grow() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_another_optimizer_of_the_model_is_the_plain_loop_to_the_bit(precision: str) -> None:
     """It uses the gradients that the step leaves in parameters which its own optimizer does not have."""
-    ours, plain = layers(16, 4), layers(16, 4)
+    ours, plain = network(), network()
     others = [torch.optim.SGD(net[0].parameters(), lr=0.1) for net in (ours, plain)]
     step = TrainStep(ours, torch.optim.Adam(ours[2].parameters(), lr=1e-2), functional.cross_entropy, precision)
-    optimizer = torch.optim.Adam(plain[2].parameters(), lr=1e-2)
+    loop = PlainLoop(torch.optim.Adam(plain[2].parameters(), lr=1e-2), precision)
     for number in range(UPDATES):
         step(*batch(number), share=0.5, update=False)
         step(*batch(number + 100), share=0.5)
         others[0].step()
         others[0].zero_grad()
-        for inputs, targets in (batch(number), batch(number + 100)):
-            with torch.autocast("cpu", enabled=precision == "bf16"):
-                loss = functional.cross_entropy(plain(inputs), targets)
-            (loss * 0.5).backward()
-        for each in (optimizer, others[1]):
-            each.step()
-            each.zero_grad()
+        for part in (batch(number), batch(number + 100)):
+            loop.backward(lambda x, y: functional.cross_entropy(plain(x), y), *part, share=0.5)
+        loop.update()
+        others[1].step()
+        others[1].zero_grad()
     assert_equal(ours, plain)
-    assert not torch.equal(ours[0].weight, layers(16, 4)[0].weight), "it has trained"
+    assert not torch.equal(ours[0].weight, network()[0].weight), "it has trained"
 
 
 class TwoHeads(nn.Module):
@@ -137,7 +106,7 @@ class TwoHeads(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.heads = layers(16, 16, seed=1), nn.ModuleList(layers(16, 4, seed=seed) for seed in (2, 3))
+        self.body, self.heads = network(16, 16, seed=1), nn.ModuleList(network(16, 4, seed=seed) for seed in (2, 3))
 
     def forward(self, inputs: Tensor) -> list[Tensor]:
         features = self.body(inputs)
@@ -164,18 +133,12 @@ def test_two_steps_of_one_model_that_take_turns_are_the_plain_loop_to_the_bit(pr
         )
         for head in (0, 1)
     ]
-    optimizers = [torch.optim.Adam(plain.heads[head].parameters(), lr=1e-2) for head in (0, 1)]
-    scalers = [torch.amp.GradScaler("cpu", enabled=precision == "amp") for _ in optimizers]
+    loops = [PlainLoop(torch.optim.Adam(head.parameters(), lr=1e-2), precision) for head in plain.heads]
 
     def plain_step(head: int, number: int, update: bool) -> None:
-        inputs, targets = batch(number)
-        with torch.autocast("cpu", dtype=DTYPES[precision] or torch.bfloat16, enabled=precision != "fp32"):
-            loss = functional.cross_entropy(plain(inputs)[head], targets)
-        scalers[head].scale(loss * 0.5).backward()
+        loops[head].backward(lambda x, y: functional.cross_entropy(plain(x)[head], y), *batch(number), share=0.5)
         if update:
-            scalers[head].step(optimizers[head])
-            scalers[head].update()
-            optimizers[head].zero_grad()
+            loops[head].update()
 
     def our_step(head: int, number: int, update: bool) -> None:
         steps[head](*batch(number), share=0.5, update=update)
@@ -193,7 +156,7 @@ def process_group() -> Iterator[None]:
 
 
 def test_gradients_in_the_buckets_of_data_parallel_training_are_cleared_too(process_group: None) -> None:
-    alone, parallel = layers(16, 4), layers(16, 4)
+    alone, parallel = network(), network()
     outside: list[list[Tensor]] = [[], []]
     for net, data_parallel in ((alone, False), (parallel, True)):
         optimizer = torch.optim.SGD(net[2].parameters(), lr=0.1, momentum=0.9)
@@ -211,10 +174,6 @@ def test_gradients_in_the_buckets_of_data_parallel_training_are_cleared_too(proc
 
 class _Failure(Exception):
     pass
-
-
-def accuracy(output: Tensor, target: Tensor) -> Tensor:
-    return (output.argmax(dim=1) == target).float()
 
 
 class _FailsOnce:
@@ -243,7 +202,7 @@ def train(step: TrainStep, numbers: range) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
 def test_a_step_that_raised_begins_anew(precision: str) -> None:
-    whole, failed = layers(16, 4), layers(16, 4)
+    whole, failed = network(), network()
     expected = step_of(whole, precision)
     train(expected, range(6))
 
@@ -277,7 +236,7 @@ class _OptimizerFailsOnce(torch.optim.Adam):
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
 def test_an_update_that_raised_can_be_made_again(precision: str, max_grad_norm: float | None) -> None:
     """The scaler has unscaled gradients by then, and would refuse to do it twice."""
-    whole, failed = layers(16, 4), layers(16, 4)
+    whole, failed = network(), network()
     steps = []
     for net, kind in ((whole, torch.optim.Adam), (failed, _OptimizerFailsOnce)):
         optimizer = kind(net.parameters(), lr=1e-2, foreach=False)
@@ -299,7 +258,7 @@ def test_an_update_that_raised_can_be_made_again(precision: str, max_grad_norm: 
 
 
 def test_a_step_left_in_its_middle_can_be_dropped() -> None:
-    whole, dropped = step_of(layers(16, 4), "fp32"), step_of(layers(16, 4), "fp32")
+    whole, dropped = step_of(network(), "fp32"), step_of(network(), "fp32")
     for step in (whole, dropped):
         train(step, range(1))
     dropped(*batch(77), update=False)
@@ -326,7 +285,7 @@ def test_a_step_of_more_batches_than_the_log_holds_can_be_dropped() -> None:
 
 
 def test_a_checkpoint_loaded_in_the_middle_of_a_step_drops_it() -> None:
-    whole, resumed = step_of(layers(16, 4), "fp32"), step_of(layers(16, 4), "fp32")
+    whole, resumed = step_of(network(), "fp32"), step_of(network(), "fp32")
     train(whole, range(2))
     state = copy.deepcopy(whole.state_dict())
     resumed(*batch(50), update=False)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from plain_loop import PlainLoop, batch, network
 from torch import nn
 from torch.nn import functional
 
@@ -17,9 +18,12 @@ def cosine(optimizer_steps: int) -> float:
     return 0.5 + 0.5 * math.cos(optimizer_steps / 10)
 
 
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+def harmonic(optimizer_steps: int) -> float:
+    return 1.0 / (1 + optimizer_steps)
+
+
+def train_once(step: TrainStep) -> None:
+    step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
 
 
 def groups_of(net: nn.Sequential) -> list[dict[str, Any]]:
@@ -34,12 +38,10 @@ def test_learning_rates_follow_optimizer_steps_and_not_attempts(precision: str, 
         ours, torch.optim.SGD(groups_of(ours), fused=fused), functional.cross_entropy, precision, schedule=cosine
     )  # fmt: skip
     optimizer = torch.optim.SGD(groups_of(plain), fused=fused)
-    scaler = torch.amp.GradScaler("cpu", enabled=precision == "amp")
+    loop = PlainLoop(optimizer, precision)
     optimizer_steps = 0
     for number in range(60):
-        generator = torch.Generator().manual_seed(number)
-        inputs = torch.randn(8, 16, generator=generator) * (1e5 if precision == "amp" and number % 6 == 2 else 1.0)
-        targets = torch.randint(0, 4, (8,), generator=generator)
+        inputs, targets = batch(number, overflows=precision == "amp" and number % 6 == 2)
         step(inputs, targets)
         if number % 9 == 0:
             step.read()
@@ -47,15 +49,8 @@ def test_learning_rates_follow_optimizer_steps_and_not_attempts(precision: str, 
             0.1 * cosine(optimizer_steps),
             0.02 * cosine(optimizer_steps),
         )
-        dtype = torch.float16 if precision == "amp" else torch.bfloat16
-        with torch.autocast("cpu", dtype=dtype, enabled=precision != "fp32"):
-            loss = functional.cross_entropy(plain(inputs), targets)
-        before = scaler.get_scale()
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer_steps += scaler.get_scale() >= before
+        loop.backward(lambda x, y: functional.cross_entropy(plain(x), y), inputs, targets)
+        optimizer_steps += not loop.update()
     assert optimizer_steps == (50 if precision == "amp" else 60)
     for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
@@ -66,7 +61,7 @@ def test_learning_rates_follow_optimizer_steps_and_not_attempts(precision: str, 
 def test_the_device_looks_up_to_capacity_optimizer_steps_ahead() -> None:
     net = network()
     optimizer = torch.optim.SGD(groups_of(net), fused=True)
-    rates = LearningRates(optimizer, lambda optimizer_steps: 1.0 / (1 + optimizer_steps), on_device=True, capacity=4)
+    rates = LearningRates(optimizer, harmonic, on_device=True, capacity=4)
     made = 0
     for attempt in range(40):
         if attempt % 4 == 0:
@@ -89,9 +84,7 @@ def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
 @pytest.mark.parametrize("on_device", [True, False])
 def test_what_is_set_holds_at_once_and_comes_back_from_a_checkpoint(on_device: bool) -> None:
     optimizer = optimizer_of(0.5, 0.25, fused=on_device)
-    rates = LearningRates(
-        optimizer, lambda optimizer_steps: 1.0 / (1 + optimizer_steps), on_device=on_device, capacity=4
-    )
+    rates = LearningRates(optimizer, harmonic, on_device=on_device, capacity=4)
     assert rates_of(optimizer) == [0.5, 0.25]
     rates.set_optimizer_steps(3)
     assert rates_of(optimizer) == [0.125, 0.0625]
@@ -99,9 +92,7 @@ def test_what_is_set_holds_at_once_and_comes_back_from_a_checkpoint(on_device: b
     assert state == {"base": [0.5, 0.25], "optimizer_steps": 3}
 
     resumed = optimizer_of(8.0, 8.0, fused=on_device)
-    others = LearningRates(
-        resumed, lambda optimizer_steps: 1.0 / (1 + optimizer_steps), on_device=on_device, capacity=4
-    )
+    others = LearningRates(resumed, harmonic, on_device=on_device, capacity=4)
     others.load_state_dict(state)
     assert rates_of(resumed) == [0.125, 0.0625]
     others.after_step(torch.zeros(()) if on_device else False)
@@ -130,14 +121,10 @@ def test_a_schedule_may_be_negative_after_its_end(precision: str, fused: bool) -
         schedule=lambda optimizer_steps: 1 - optimizer_steps / (total - 1),
     )  # fmt: skip
     for _ in range(total):
-        step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
+        train_once(step)
     assert step.read().steps == total
     with pytest.raises(ValueError, match="for 4 optimizer steps"):
-        step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
-
-
-def train_once(step: TrainStep) -> None:
-    step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
+        train_once(step)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp"])

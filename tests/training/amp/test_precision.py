@@ -11,13 +11,6 @@ def test_fp16_is_the_mode_amp() -> None:
         assert settings["cudnn.conv"] == "ieee"
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("amp", torch.float16), ("bf16", torch.bfloat16)])
-def test_autocast_gives_matrix_products_their_dtype(name: str, dtype: torch.dtype) -> None:
-    matrix = torch.ones(4, 4)
-    with Precision.named(name).autocast("cpu"):
-        assert (matrix @ matrix).dtype is dtype
-
-
 def test_a_cpu_says_why_it_has_no_tf32() -> None:
     found = support("tf32", torch.device("cpu"))
     assert not found.supported
@@ -43,15 +36,6 @@ def test_a_setting_that_something_else_changed_is_no_result() -> None:
     ):
         torch.set_float32_matmul_precision("high")
     assert torch.backends.cuda.matmul.fp32_precision == before  # type: ignore[attr-defined]
-
-
-def test_older_flags_set_before_do_not_count() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        with float32_precision(Precision.named("fp32")) as settings:
-            assert settings["cuda.matmul"] == "ieee"
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @pytest.mark.parametrize("name", ["fp32", "tf32"])

@@ -1,4 +1,3 @@
-import copy
 import io
 import math
 import random
@@ -10,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from plain_loop import PlainLoop, accuracy, assert_equal, batch, network
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -18,28 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_track import Precision, TrainStep, float32_precision
 
 
-def model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-
-
-def batch(step: int, *, size: int = 8, overflows: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    inputs = torch.randn(size, 16, generator=generator) * (1e5 if overflows else 1.0)
-    return inputs, torch.randint(0, 4, (size,), generator=generator)
-
-
 def step_of(net: nn.Module, precision: str, *, fused: bool = True, lr: float = 0.1, **settings: Any) -> TrainStep:
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9, fused=fused)
     return TrainStep(net, optimizer, functional.cross_entropy, precision, **settings)
 
 
-def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (output.argmax(dim=1) == target).float()
-
-
 def test_accumulated_batches_train_as_one() -> None:
-    whole, parts = model(), model()
+    whole, parts = network(), network()
     inputs, targets = batch(1, size=12)
     steps = [step_of(net, "fp32") for net in (whole, parts)]
     steps[0](inputs, targets)
@@ -67,53 +52,28 @@ def test_accumulated_batches_train_as_one() -> None:
 def test_every_precision_is_the_plain_recipe(
     name: str, max_grad_norm: float | None, make: Callable[[Any], torch.optim.Optimizer]
 ) -> None:
-    ours, plain = model(), model()
-    optimizer = make(plain.parameters())
-    scaler = torch.amp.GradScaler("cpu", enabled=name == "amp")
+    ours, plain = network(), network()
+    loop = PlainLoop(make(plain.parameters()), name, max_grad_norm=max_grad_norm)
     step = TrainStep(ours, make(ours.parameters()), functional.cross_entropy, name, max_grad_norm=max_grad_norm)
-    dtype = {"fp32": torch.bfloat16, "bf16": torch.bfloat16, "amp": torch.float16}[name]
     losses = []
     for number in range(20):
         inputs, targets = batch(number, overflows=number == 7)
         step(inputs, targets)
-        with torch.autocast("cpu", dtype=dtype, enabled=name != "fp32"):
-            loss = functional.cross_entropy(plain(inputs), targets)
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        if max_grad_norm is not None:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(plain.parameters(), max_grad_norm)
-        scaler.step(optimizer)
-        scaler.update()
-    for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(one, other)
+        losses.append(loop.backward(lambda x, y: functional.cross_entropy(plain(x), y), inputs, targets))
+        loop.update()
+    assert_equal(ours, plain)
     totals = step.read()
     assert numpy.array_equal(totals.step_losses, losses, equal_nan=True)
     assert (len(totals.skipped_steps) > 0) == (name == "amp")
 
 
-def test_clipping_sees_unscaled_gradients() -> None:
-    results = {}
-    for name in ("fp32", "amp"):
-        net = model()
-        optimizer = torch.optim.SGD(net.parameters(), lr=1.0, fused=True)
-        step = TrainStep(net, optimizer, functional.cross_entropy, name, max_grad_norm=0.01)
-        before = copy.deepcopy(net)
-        step(*batch(1))
-        moved = [(a - b).flatten() for a, b in zip(net.parameters(), before.parameters(), strict=True)]
-        results[name] = torch.cat(moved).norm().item()
-    assert results["fp32"] == pytest.approx(0.01, rel=1e-3)
-    assert results["amp"] == pytest.approx(0.01, rel=1e-2)
-
-
 def test_losses_and_scores_are_means_over_samples() -> None:
-    step = step_of(model(), "fp32", lr=0.0, score=accuracy)
+    step = step_of(network(), "fp32", lr=0.0, score=accuracy)
     batches = [batch(1, size=8), batch(2, size=3), batch(3, size=5)]
     for inputs, targets in batches:
         step(inputs, targets)
     totals = step.read()
-    outputs = model()(torch.cat([inputs for inputs, _ in batches]))
+    outputs = network()(torch.cat([inputs for inputs, _ in batches]))
     targets = torch.cat([targets for _, targets in batches])
     assert totals.step_samples == (8, 3, 5)
     assert totals.loss == pytest.approx(functional.cross_entropy(outputs, targets).item(), rel=1e-5)
@@ -123,7 +83,7 @@ def test_losses_and_scores_are_means_over_samples() -> None:
 
 
 def test_steps_are_numbered_over_the_whole_training() -> None:
-    step = step_of(model(), "fp32")
+    step = step_of(network(), "fp32")
     firsts = []
     for number in range(6):
         step(*batch(number), update=number % 2 == 1, share=0.5)
@@ -138,7 +98,7 @@ def test_steps_are_numbered_over_the_whole_training() -> None:
 
 def test_a_non_finite_loss_is_named_by_step_and_batch() -> None:
     step = TrainStep(
-        net := model(), torch.optim.SGD(net.parameters(), lr=0.0), lambda o, t: o.sum() * 0.0 + t[0, 0], "fp32",
+        net := network(), torch.optim.SGD(net.parameters(), lr=0.0), lambda o, t: o.sum() * 0.0 + t[0, 0], "fp32",
     )  # fmt: skip
     for number in range(6):
         value = math.nan if number == 3 else math.inf if number == 4 else 1.0
@@ -147,7 +107,7 @@ def test_a_non_finite_loss_is_named_by_step_and_batch() -> None:
 
 
 def test_weights_that_are_not_finite_are_named() -> None:
-    step = step_of(net := model(), "fp32")
+    step = step_of(net := network(), "fp32")
     assert step.non_finite_weights() == ""
     with torch.no_grad():
         net[2].bias[1] = math.inf
@@ -172,7 +132,7 @@ def test_channels_last_changes_the_memory_order_alone(name: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["amp", "bf16"])
 def test_a_compiled_step_trains_alike(name: str) -> None:
-    plain, fast = step_of(model(), name), step_of(model(), name, compile=True)
+    plain, fast = step_of(network(), name), step_of(network(), name, compile=True)
     for number in range(5):
         plain(*batch(number))
         fast(*batch(number))
@@ -230,7 +190,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ["fp32", "bf16", "amp"])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_nothing_comes_to_the_host_between_reads(name: str, settings: dict[str, Any]) -> None:
-    step = step_of(model(), name, **settings)
+    step = step_of(network(), name, **settings)
     step(*batch(0))
     with host_reads() as count:
         for number in range(1, 7):
@@ -240,7 +200,7 @@ def test_nothing_comes_to_the_host_between_reads(name: str, settings: dict[str, 
 
 def test_an_optimizer_that_is_not_fused_waits_once_a_step_and_only_under_amp() -> None:
     for name, expected in (("fp32", 0), ("bf16", 0), ("amp", 6)):
-        step = step_of(model(), name, fused=False)
+        step = step_of(network(), name, fused=False)
         step(*batch(0))
         with _HostReads() as reads:
             for number in range(1, 7):
@@ -251,13 +211,13 @@ def test_an_optimizer_that_is_not_fused_waits_once_a_step_and_only_under_amp() -
 @pytest.mark.parametrize("name", ["fp32", "bf16", "amp"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_saved_step_resumes_to_the_bit(name: str, fused: bool) -> None:
-    def network() -> nn.Module:
+    def with_dropout() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.3), nn.ReLU(), nn.Linear(32, 4))
 
     def make(**settings: Any) -> TrainStep:
         return step_of(
-            network(), name, fused=fused, schedule=lambda optimizer_steps: 1 / (1 + optimizer_steps), **settings
+            with_dropout(), name, fused=fused, schedule=lambda optimizer_steps: 1 / (1 + optimizer_steps), **settings
         )
 
     def train(step: TrainStep, numbers: range) -> list[float]:
@@ -292,14 +252,14 @@ def test_a_saved_step_resumes_to_the_bit(name: str, fused: bool) -> None:
 
 
 def test_a_step_half_done_is_not_saved() -> None:
-    step = step_of(model(), "fp32")
+    step = step_of(network(), "fp32")
     step(*batch(1), update=False)
     with pytest.raises(ValueError, match="middle of an optimizer step"):
         step.state_dict()
 
 
 def test_an_optimizer_without_parameters_is_rejected() -> None:
-    net = model()
+    net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer.param_groups[0]["params"] = []
     with pytest.raises(ValueError, match="no parameters"):
@@ -322,7 +282,7 @@ def sync_debug_mode(mode: str) -> Iterator[None]:
 @pytest.mark.parametrize("name", ["fp32", "tf32", "bf16", "amp"])
 @pytest.mark.parametrize("settings", [s for n, s in SETTINGS.items() if n != "diagnosed"], ids=lambda s: "".join(s))
 def test_steps_run_under_cuda_sync_debug_mode_error(name: str, settings: dict[str, Any], cuda: torch.device) -> None:
-    step = step_of(model().to(cuda), name, **settings)
+    step = step_of(network().to(cuda), name, **settings)
     data = [tuple(tensor.pin_memory() for tensor in batch(number, overflows=number == 3)) for number in range(8)]
     with float32_precision(Precision.named(name)):
         step(*data[0])
@@ -337,7 +297,7 @@ def test_steps_run_under_cuda_sync_debug_mode_error(name: str, settings: dict[st
 
 @pytest.mark.gpu
 def test_a_plain_optimizer_under_amp_syncs_exactly_once_a_step(cuda: torch.device) -> None:
-    step = step_of(model().to(cuda), "amp", fused=False)
+    step = step_of(network().to(cuda), "amp", fused=False)
     data = [tuple(tensor.to(cuda) for tensor in batch(number)) for number in range(6)]
     step(*data[0])
     step.read()
@@ -352,7 +312,7 @@ def test_a_plain_optimizer_under_amp_syncs_exactly_once_a_step(cuda: torch.devic
 @pytest.mark.parametrize("fused", [True, False])
 def test_history_on_a_gpu_is_what_get_scale_says(fused: bool, cuda: torch.device) -> None:
     """The first step overflows, which once left a fused optimizer's momentum unwritten."""
-    step = step_of(model().to(cuda), "amp", fused=fused, schedule=lambda optimizer_steps: 1 / (1 + optimizer_steps))
+    step = step_of(network().to(cuda), "amp", fused=fused, schedule=lambda optimizer_steps: 1 / (1 + optimizer_steps))
     true = []
     for number in range(60):
         step(*batch(number, overflows=number % 5 == 0))
@@ -364,5 +324,4 @@ def test_history_on_a_gpu_is_what_get_scale_says(fused: bool, cuda: torch.device
         scales.append(now)
     assert scales == true
     assert step.non_finite_weights() == ""
-    assert step.history is not None
     assert float(step.optimizer.param_groups[0]["lr"]) == pytest.approx(0.1 / (1 + step.history.optimizer_steps))
