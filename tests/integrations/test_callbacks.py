@@ -99,13 +99,13 @@ class Gan(Module):
 
 def fit(module: Module, callback: LightningCallback, *, checkpoint: str | None = None, **settings: Any) -> pl.Trainer:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=6)
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)  # with precision=, Lightning would choose bf16
     trainer = pl.Trainer(
         accelerator="cpu",
-        plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)],  # with precision=, Lightning would choose bf16
         callbacks=[callback],
         enable_progress_bar=False,
         enable_model_summary=False,
-        **({"max_epochs": 2, "logger": False} | settings),
+        **({"max_epochs": 2, "logger": False, "plugins": [plugin]} | settings),
     )
     trainer.fit(module, ckpt_path=checkpoint)
     return trainer
@@ -225,11 +225,7 @@ def test_a_fit_without_a_scaler_has_its_speed(client: mlflow.MlflowClient) -> No
     module = Module()
     module.on_train_batch_end = lambda *_: None  # type: ignore[method-assign]
     module.on_after_backward = lambda: None  # type: ignore[method-assign]
-    trainer = pl.Trainer(
-        accelerator="cpu", precision="bf16-mixed", callbacks=[callback], max_epochs=1, logger=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(module)
+    fit(module, callback, max_epochs=1, plugins=None, precision="bf16-mixed")
     result = callback.watch.result()
     assert (result.steps, result.scale) == (50, None)
     assert result.samples_per_second

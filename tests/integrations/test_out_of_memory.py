@@ -376,7 +376,11 @@ def test_nothing_is_said_of_another_end(error: Exception | None, caplog: pytest.
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"on_oom": "explain"}, "on_oom needs the model"), ({"on_oom": "tell"}, "expected 'explain' or None")],
+    [
+        ({"on_oom": "explain"}, "on_oom needs the model"),
+        ({"on_oom": "tell"}, "expected 'explain' or None"),
+        ({"diagnose_every": 2}, "diagnose_every needs the model"),
+    ],
 )
 def test_bad_settings_are_rejected(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -18,12 +18,12 @@ from typing import Any
 import mlflow
 import pytest
 import torch
+from host_reads import host_reads
 from plain_loop import network
 from support import ROOT
 from torch import nn
 from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 import amp_track
@@ -353,25 +353,6 @@ def test_a_diagnosis_is_logged_as_that_of_train(client: mlflow.MlflowClient) -> 
     assert len(client.get_metric_history(run.info.run_id, "amp/underflow_fraction")) == 4
 
 
-def test_a_diagnosis_needs_a_model() -> None:
-    with pytest.raises(ValueError, match="diagnose_every needs the model"):
-        amp_track.watch(GradScaler("cpu"), log=False, diagnose_every=2)
-
-
-class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations that wait for the device."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in ("_local_scalar_dense", "is_nonzero", "equal", "item", "_to_cpu"):
-            self.names.append(name)
-        return func(*args, **(kwargs or {}))
-
-
 def test_nothing_waits_for_the_device_while_it_is_watched() -> None:
     found = {}
     for is_watched in (False, True):
@@ -380,9 +361,9 @@ def test_nothing_waits_for_the_device_while_it_is_watched() -> None:
         counter = watched.applied_steps() if watched is not None else None
         loop.step()
         loop.scaler.get_scale = lambda: 0.0  # type: ignore[method-assign]  # the loop's own check waits
-        with Waits() as waits:
+        with host_reads() as count:
             loop.run(130, watched)
-        found[is_watched] = waits.names
+        found[is_watched] = count()
         assert counter is None or int(counter) == 131 - len([each for each in OVERFLOWS if each <= 131])
     assert found[True] == found[False]
 

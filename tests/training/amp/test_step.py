@@ -9,11 +9,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from host_reads import HostReads, host_reads
 from plain_loop import PlainLoop, accuracy, assert_equal, batch, network
 from torch import nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_track import Precision, TrainStep, float32_precision
 
@@ -143,41 +142,6 @@ def test_a_compiled_step_trains_alike(name: str) -> None:
     assert fast.state_dict()["model"].keys() == plain.state_dict()["model"].keys()
 
 
-class _HostReads(TorchDispatchMode):
-    """Counts the operators that bring a number of the device to the host."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
-        return func(*args, **(kwargs or {}))
-
-
-class _HostCopies(TorchFunctionMode):
-    """Counts the calls that copy to the host, which a tensor that is there already does not dispatch."""
-
-    _READS = (
-        torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.item, torch.Tensor.__bool__,
-        torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor.__array__,
-        torch.Tensor.__format__, torch.Tensor.__repr__, torch.Tensor.nonzero,
-    )  # fmt: skip
-    count = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # By its name: the device of the tensors, to which inputs and sums are moved, is here the CPU too.
-        to_host = func is torch.Tensor.to and "cpu" in [
-            place for place in (*args[1:], (kwargs or {}).get("device")) if isinstance(place, str)
-        ]
-        self.count += func in self._READS or to_host
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def host_reads() -> Iterator[Callable[[], int]]:
-    with _HostReads() as reads, _HostCopies() as copies:
-        yield lambda: reads.count + copies.count
-
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "clipped": {"max_grad_norm": 1.0},
@@ -202,7 +166,7 @@ def test_an_optimizer_that_is_not_fused_waits_once_a_step_and_only_under_amp() -
     for name, expected in (("fp32", 0), ("bf16", 0), ("amp", 6)):
         step = step_of(network(), name, fused=False)
         step(*batch(0))
-        with _HostReads() as reads:
+        with HostReads() as reads:
             for number in range(1, 7):
                 step(*batch(number))
         assert reads.count == expected
