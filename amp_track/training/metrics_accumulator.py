@@ -16,7 +16,7 @@ from amp_track.training.amp.step import StepTotals, TrainStep
 class MetricsAccumulator:
     """Accumulates the totals of a TrainStep over each epoch and the job; `merge` adds those of the other ranks."""
 
-    def __init__(self, step: TrainStep, merge: Callable[[StepTotals], StepTotals] = lambda totals: totals) -> None:
+    def __init__(self, step: TrainStep, merge: Callable[[StepTotals], StepTotals]) -> None:
         self._step = step
         self._merge = merge
         self._scale_history = [(0, step.history.scale)] if step.history is not None else []

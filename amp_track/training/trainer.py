@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from amp_track.config.job import ALONE, Job, JobFolder, scaled_learning_rate
+from amp_track.config.job import Job, JobFolder, scaled_learning_rate
 from amp_track.config.precisions import Precision
 from amp_track.records.errors import summary
 from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
@@ -56,16 +56,16 @@ class Trainer:
         device: Device,
         send: Callable[[Event], None],
         *,
-        group: RankGroup | None = None,
-        enforce_budget: bool = True,
-        folder: JobFolder | None = None,
+        group: RankGroup,
+        enforce_budget: bool,
+        folder: JobFolder | None,
     ) -> None:
         assert job.batch_size is not None and job.learning_rate is not None, "resolve the job first"
         self._job = job
         self._batch_size = job.batch_size
         self._workload = workload
         self._device = device
-        self._group = group or RankGroup(ALONE)
+        self._group = group
         self._send = send
         self._enforce_budget = enforce_budget
         self._folder = folder
