@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,14 @@ def batch(number: int, *, size: int = 8, overflows: bool = False) -> tuple[Tenso
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(dim=1) == target).float()
+
+
+def scales_after(changes: Iterable[tuple[int, float]], *, initial: float, steps: int) -> list[float]:
+    """Return the scale after each step. A change is (step, scale after it)."""
+    known, scale, found = dict(changes), initial, []
+    for step in range(1, steps + 1):
+        found.append(scale := known.get(step, scale))
+    return found
 
 
 def assert_equal(one: nn.Module, other: nn.Module) -> None:

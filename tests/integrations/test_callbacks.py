@@ -19,6 +19,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
+from plain_loop import scales_after
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
@@ -113,11 +114,8 @@ def fit(module: Module, callback: LightningCallback, *, checkpoint: str | None =
 
 def scales_of(callback: LightningCallback | TransformersCallback) -> list[float]:
     """Return the scale after each step."""
-    changes, found = dict(callback.watch.scale_history), []
-    scale = callback.watch.scale_history[0][1]
-    for step in range(1, callback.watch.steps + 1):
-        found.append(scale := changes.get(step, scale))
-    return found
+    (_, initial), *changes = callback.watch.scale_history
+    return scales_after(changes, initial=initial, steps=callback.watch.steps)
 
 
 @pytest.mark.parametrize("fused", [True, False])

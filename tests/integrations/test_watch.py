@@ -19,7 +19,7 @@ import mlflow
 import pytest
 import torch
 from host_reads import host_reads
-from plain_loop import network
+from plain_loop import network, scales_after
 from support import ROOT
 from torch import nn
 from torch.amp import GradScaler
@@ -543,11 +543,8 @@ def test_nothing_waits_for_a_gpu_while_it_is_watched(cuda: torch.device) -> None
             torch.cuda.set_sync_debug_mode("default")
     assert watched.skipped_steps == OVERFLOWS
     assert int(applied) == 150 - len(OVERFLOWS)
-    changes, found = dict(watched.scale_history), []
-    scale = watched.scale_history[0][1]
-    for number in range(1, 151):
-        found.append(scale := changes.get(number, scale))
-    assert found == torch.stack(scales).flatten().tolist()
+    (_, initial), *changes = watched.scale_history
+    assert scales_after(changes, initial=initial, steps=150) == torch.stack(scales).flatten().tolist()
     result = watched.result()
     assert result.peak_bytes
     assert result.samples_per_second

@@ -65,7 +65,7 @@ def test_evaluation_counts_every_sample_once(runner: JobRunner, processes: int, 
 
 
 def test_an_overflow_in_one_process_skips_the_step_in_both(runner: JobRunner) -> None:
-    """If the processes differed, `peers.merge_totals` would end the job: it compares skipped steps and scales."""
+    """If the processes differed, `merge_totals` would end the job: it compares skipped steps and scales."""
     job_result, events = run(
         runner, options={"samples": 256, "large_every": 32}, precision="amp", nproc=2, epochs=2, learning_rate=1e-4
     )

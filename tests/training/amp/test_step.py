@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 from host_reads import HostReads, host_reads
-from plain_loop import PlainLoop, accuracy, assert_equal, batch, network
+from plain_loop import PlainLoop, accuracy, assert_equal, batch, network, scales_after
 from torch import nn
 from torch.nn import functional
 
@@ -281,11 +281,6 @@ def test_history_on_a_gpu_is_what_get_scale_says(fused: bool, cuda: torch.device
     for number in range(60):
         step(*batch(number, overflows=number % 5 == 0))
         true.append(step.scaler.get_scale())
-    scales, now = [], 65536.0
-    changes = dict(step.read().scale_changes)
-    for number in range(1, 61):
-        now = changes.get(number, now)
-        scales.append(now)
-    assert scales == true
+    assert scales_after(step.read().scale_changes, initial=65536.0, steps=60) == true
     assert step.non_finite_weights() == ""
     assert float(step.optimizer.param_groups[0]["lr"]) == pytest.approx(0.1 / (1 + step.history.optimizer_steps))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from plain_loop import network
+from plain_loop import network, scales_after
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -70,10 +70,7 @@ class Reader:
     @property
     def scales(self) -> list[float]:
         """The scale after each step."""
-        found, scale = [], self.initial
-        for step in range(1, self.history.steps + 1):
-            found.append(scale := self.changes.get(step, scale))
-        return found
+        return scales_after(self.changes.items(), initial=self.initial, steps=self.history.steps)
 
 
 def check(history: Reader, scales: list[float], skipped: dict[str, list[int]]) -> None:
