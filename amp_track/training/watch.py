@@ -50,8 +50,8 @@ from amp_track.training.sample_sizes import SampleSizes, SizesUnknown
 _PROBE_STEPS = 5
 """Two full steps, the smaller last one of the epoch, and two after the evaluation: fragmentation grows over the first
 steps. A training without a DataLoader makes as many full ones."""
-_FULL_BATCHES = 2
-"""The batches of a shortened epoch or evaluation before its last one."""
+_FULL = 2
+"""The optimizer steps of a shortened epoch, or the batches of an evaluation, before its last batch."""
 _TIMED_SECONDS, _MOST_STEPS = 0.2, 50
 """A probe continues until its timed steps take this time, or until it has made this many steps."""
 _PROGRESS_SECONDS = 0.2
@@ -107,8 +107,13 @@ class TrainingWatch:
         self._ends: list[float] = []
         self._intervals: list[tuple[float, int]] = []
         """Seconds and samples of each step that followed another one directly."""
+        self._first_steps: list[tuple[float, int]] = []
+        """The same of the first step of each epoch, from its first draw on."""
+        self._epoch_began: float | None = None
+        """When the first batch of an epoch was drawn, until its first step."""
+        self._steps_needed = _PROBE_STEPS
         self._last_draw: tuple[int, int, float | None] = (0, 0, None)
-        """The samples of the last batch and of its data set, and the ratio of their sizes."""
+        """The samples of the largest batch since the last step and of its data set, and the ratio of their sizes."""
         self._samples_since_step = 0
         self._is_interrupted = True
         """Whether an evaluation or a new epoch has begun since the last step."""
@@ -165,7 +170,7 @@ class TrainingWatch:
         """Whether the job needs no more steps."""
         if not self._job.probe:
             return self._job.steps is not None and self.steps >= self._job.steps
-        if self.steps < _PROBE_STEPS:
+        if self.steps < self._steps_needed:
             return False
         wanted_seconds = _TIMED_SECONDS * self._job.speed_readings
         return self.steps >= self._most_steps or sum(seconds for seconds, _ in self._full_steps()) >= wanted_seconds
@@ -270,10 +275,13 @@ class TrainingWatch:
         if self._job.probe:
             self._device.synchronize()
         now = time.perf_counter()
-        samples, self._samples_since_step = self._samples_since_step or self._batch_size, 0
-        if self._ends and not self._is_interrupted:
+        has_loader = self._last_draw[0] > 0
+        samples, self._samples_since_step = self._samples_since_step if has_loader else self._batch_size, 0
+        if samples and self._ends and not self._is_interrupted:  # without samples, its batch was drawn ahead
             self._intervals.append((now - self._ends[-1], samples))
-        self._is_interrupted = False
+        elif samples and self._epoch_began is not None:
+            self._first_steps.append((now - self._epoch_began, min(samples, self._batch_size)))
+        self._is_interrupted, self._epoch_began = False, None
         self._ends.append(now)
         if self._last_draw[0] > self._largest_draw:  # the last batch before a step is one of the training
             self._largest_draw, self._dataset_samples, _ = self._last_draw
@@ -294,7 +302,9 @@ class TrainingWatch:
         count = iterator.amp_track_drawn = getattr(iterator, "amp_track_drawn", 0) + 1
         if count == 1 or not trains:
             self._is_interrupted = True
-        if self.ends_process and self._job.probe and count == 1 and self.steps >= _PROBE_STEPS:
+            self._epoch_began = time.perf_counter() if trains else None
+            self._samples_since_step = 0
+        if self.ends_process and self._job.probe and count == 1 and self.steps >= self._steps_needed:
             self._finish()  # every phase has run
         try:
             index = draw()
@@ -302,17 +312,31 @@ class TrainingWatch:
             if count == 1:
                 self._samples_without_a_batch = _length(iterator._dataset)
             raise
-        if self._job.probe and count == _FULL_BATCHES + 1 and not (trains and self._has_shortened_epoch):
-            self._has_shortened_epoch |= trains
+        if self._job.probe and self._ends_epoch(count, trains):
             index = _last(iterator, index)
         if isinstance(index, list):
             samples, sizes = _length(iterator._dataset), None
             if self._job.worst_batch and (self._job.probe or count % 2):
                 sizes = self._sizes_of(iterator)
-            self._last_draw = len(index), samples, sizes.ratio if sizes is not None else None
+            # Several batches of one loader make a step if gradients accumulate, or if it draws ahead as accelerate's.
+            is_another = getattr(iterator, "amp_track_step", None) == self.steps
+            iterator.amp_track_step = self.steps
+            largest = max(len(index), self._last_draw[0]) if is_another else len(index)
+            self._last_draw = largest, samples, sizes.ratio if sizes is not None else None
             self._samples_since_step += len(index)
             index = sizes.largest(len(index)) if sizes is not None else index
         return index
+
+    def _ends_epoch(self, count: int, trains: bool) -> bool:
+        """Return whether a probe goes on to the last batch: of an evaluation, or once of an epoch with enough steps."""
+        if not trains:
+            return count == _FULL + 1
+        if self._has_shortened_epoch or count <= _FULL or self.steps < _FULL:
+            return False
+        self._has_shortened_epoch = True
+        draws_ahead = count - 1 > self.steps
+        self._steps_needed = max(_PROBE_STEPS, self.steps + 3 + draws_ahead)
+        return True
 
     def _sizes_of(self, iterator: Any) -> SampleSizes | None:
         """Return the sizes of the samples that an iterator draws, if they differ and any may form a batch."""
@@ -355,9 +379,14 @@ class TrainingWatch:
         os._exit(0)
 
     def _full_steps(self) -> list[tuple[float, int]]:
-        """Return the steps of the full batch, without the first ones if there are later ones."""
+        """Return the steps of the full batch, without the first one if there are later ones.
+
+        A step that begins an epoch counts only if an epoch has no other full one: it also starts loading.
+        """
         most = max((samples for _, samples in self._intervals), default=0)
         full = [each for each in self._intervals if each[1] == most]
+        if most < self._batch_size:
+            full = [each for each in self._first_steps if each[1] == self._batch_size] or full
         return full[1:] or full
 
     def _speed_readings(self) -> tuple[float, ...]:

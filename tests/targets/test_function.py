@@ -49,6 +49,22 @@ def test_a_probe_ends_by_itself_with_memory_and_speed(runner: JobRunner, functio
     assert job_result.samples_per_second
 
 
+def test_the_speed_is_that_of_full_batches_though_an_epoch_has_only_one(
+    runner: JobRunner, function_job: FunctionJob
+) -> None:
+    job_result = runner.run(function_job("one_full_batch", batch_size=100))
+    assert job_result.samples_per_second is not None and job_result.samples_per_second > 50  # the other: 10 in 0.3 s
+
+
+@pytest.mark.parametrize(("batches", "every"), [(8, 1), (8, 2), (8, 4), (3, 2)])
+def test_gradients_may_accumulate_over_batches_drawn_ahead(
+    runner: JobRunner, function_job: FunctionJob, batches: int, every: int
+) -> None:
+    job_result = runner.run(function_job("accumulates", options=(("batches", str(batches)), ("every", str(every)))))
+    assert job_result.status is JobStatus.FITS
+    assert job_result.steps >= min(2, batches // every)
+
+
 def test_a_longer_run_goes_on_to_its_steps_or_to_its_end(runner: JobRunner, function_job: FunctionJob) -> None:
     assert runner.run(function_job("generator", probe=False, steps=7)).steps == 7
     assert runner.run(function_job("returns_a_generator", probe=False, steps=7)).steps == 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -59,6 +60,30 @@ def epochs(batch_size: int, precision: str, samples: int = 1000, count: int = 2)
         with torch.no_grad():
             for (batch,) in DataLoader(data, batch_size=batch_size):
                 training.model(batch)
+
+
+def one_full_batch(batch_size: int, precision: str) -> None:
+    """Epochs of a full batch, and of a smaller one that takes much longer."""
+    training, data = Training(precision), TensorDataset(images(batch_size + 10))
+    while True:
+        for (batch,) in DataLoader(data, batch_size=batch_size):
+            time.sleep(0.3 if len(batch) == 10 else 0)
+            training.step(batch)
+
+
+def accumulates(batch_size: int, precision: str, batches: int, every: int) -> None:
+    """One epoch, whose last batch is smaller. Its loader draws a batch ahead, as accelerate's, and some make a step."""
+    training, data = Training(precision), TensorDataset(images((batches - 1) * batch_size + 5))
+    drawn = iter(DataLoader(data, batch_size=batch_size))
+    ahead = next(drawn)
+    for number in range(1, batches + 1):
+        (batch,), ahead = ahead, next(drawn, None)
+        training.model(batch).sum().backward()
+        if number % every == 0:
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+        if ahead is None:
+            break
 
 
 def half_batches(batch_size: int, precision: str) -> None:
