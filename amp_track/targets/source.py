@@ -20,7 +20,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from amp_track.config.job import DEFAULT_WORKLOAD, library_of_model
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import BadInput, describe_type
 
 _SUFFIXES = importlib.machinery.all_suffixes()
 """The suffixes of importable files: .py, .so, …"""
@@ -101,6 +101,11 @@ def importable_name(target: Any) -> str:
         if not target.partition(":")[2].isidentifier():
             raise BadInput(f"{target}: expected package.module:name, of a function or class.")
         return target
+    if not hasattr(target, "__qualname__"):
+        raise BadInput(
+            f"workload: got {describe_type(target)}. Pass its class or a function that makes it, which a fresh process "
+            "can import."
+        )
     if "." in target.__qualname__:
         raise BadInput(
             f"workload: {target.__qualname__} is defined in a function or a class; a fresh process cannot import it. "
