@@ -6,12 +6,14 @@ It has to be found inside the framework: Lightning's `autocast(cache_enabled=Fal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from amp_track.config.precisions import Precision
+from amp_track.records.errors import BadInput
 from amp_track.targets import source
 
 if TYPE_CHECKING:
@@ -23,21 +25,36 @@ if TYPE_CHECKING:
 def max_batch(
     make_module: str | Callable[[], pl.LightningModule],
     make_data: str | Callable[[int], pl.LightningDataModule],
+    *,
+    trainer: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> MaxBatchResult:
     """Find the max batch of a Lightning training at every precision.
 
     Args:
-        make_module: returns a new module; a function or class that a fresh process can import, or `module:name`.
+        make_module: returns a new module; a function or class that a fresh process can import, or `module:name`. A
+            function sets hyperparameters: `def make_net(): return Net(hidden=64)`.
         make_data: returns the data module for a batch size.
+        trainer: more arguments of the Trainer, of JSON's types: `{"gradient_clip_val": 1.0}`.
         **settings: those of `amp_track.max_batch`.
 
     Raises:
-        BadInput: as `amp_track.max_batch`; or a function cannot be imported by a fresh process.
+        BadInput: as `amp_track.max_batch`; or a function cannot be imported by a fresh process; or `trainer` has an
+            argument that amp_track sets.
     """
     from amp_track import api
 
+    if "set" in settings:
+        raise BadInput(
+            "set: a module takes no options here. Pass a function that makes it, such as def make_net(): return "
+            "Net(hidden=64), and arguments of the Trainer as trainer={…}."
+        )
+    try:
+        flags = json.dumps(dict(trainer or {}))
+    except (TypeError, ValueError):
+        raise BadInput(f"trainer: got {trainer!r}, expected a dictionary of texts, numbers and booleans") from None
     options = {"module": source.importable_name(make_module), "data": source.importable_name(make_data)}
+    options["trainer"] = flags
     return api.max_batch(f"{__name__}:fit", set=options, **settings)
 
 
@@ -49,31 +66,42 @@ def __getattr__(name: str) -> Any:
     return AmpTrackCallback
 
 
-def fit(batch_size: int, precision: str, device: str, module: str, data: str) -> None:
+def fit(batch_size: int, precision: str, device: str, module: str, data: str, trainer: str = "{}") -> None:
     """Fit the module until amp_track ends the process: without loggers, checkpoints and progress bars."""
     import lightning.pytorch as pl
     from lightning.pytorch.plugins.precision import MixedPrecision
 
     kind, _, index = device.partition(":")
-    plugins: Sequence[Any] = ()
-    arguments: dict[str, Any] = {"precision": Precision.named(precision).in_tools["lightning"]}
+    settings: dict[str, Any] = {
+        "accelerator": "gpu" if kind == "cuda" else kind,
+        "devices": [int(index or 0)] if kind == "cuda" else 1,
+        "precision": Precision.named(precision).in_tools["lightning"],
+        "plugins": [],
+        "max_epochs": -1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
     if kind == "cpu" and precision == "amp":  # Lightning would train in bf16-mixed, with a warning only
-        arguments, plugins = {}, [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))]
+        scaler = torch.amp.GradScaler("cpu")
+        settings |= {"precision": None, "plugins": [MixedPrecision("16-mixed", "cpu", scaler=scaler)]}
     if precision == "tf32":
         torch.set_float32_matmul_precision("high")
-    trainer = pl.Trainer(
-        accelerator="gpu" if kind == "cuda" else kind,
-        devices=[int(index or 0)] if kind == "cuda" else 1,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        plugins=list(plugins),
-        **arguments,
-    )
-    trainer.fit(source.named_object(module)(), datamodule=source.named_object(data)(batch_size))
+    made = pl.Trainer(**settings, **_trainer_flags(trainer, settings))
+    made.fit(source.named_object(module)(), datamodule=source.named_object(data)(batch_size))
+
+
+def _trainer_flags(text: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's arguments of the Trainer. Raises BadInput if one is among the settings of amp_track."""
+    try:
+        flags = dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise BadInput(f'trainer: got {text}, expected JSON such as {{"gradient_clip_val": 1.0}}') from None
+    if taken := ", ".join(sorted(flags.keys() & settings)):
+        raise BadInput(f"trainer: amp_track sets {taken} itself. Omit {taken}.")
+    return flags
 
 
 fit.library = "lightning"  # type: ignore[attr-defined]

@@ -4,8 +4,9 @@ r"""A LightningModule and its data, fitted by Lightning's own Trainer. Run this 
         --set module=MODULE:Classifier --set data=MODULE:Images --memory-budget 64MiB
 
 On a GPU, omit --memory-budget: the limit is then its free memory. Put your module and your data in place of Classifier
-and Images, or name those in another file of this folder. The last lines of the output are the settings of your Trainer.
-Needs Lightning 2.6 or newer.
+and Images, or name those in another file of this folder. Instead of a class, name a function that makes it, for example
+with other hyperparameters. More arguments of the Trainer: --set 'trainer={"gradient_clip_val": 1.0}'. The last lines of
+the output are the settings of your Trainer. Needs Lightning 2.6 or newer.
 """
 
 from __future__ import annotations
