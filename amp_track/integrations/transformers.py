@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from amp_track.records.errors import BadInput
 from amp_track.targets import source
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ def max_batch(make_trainer: str | MakeTrainer, **settings: Any) -> MaxBatchResul
     """Find the max batch of a Trainer at every precision.
 
     Args:
-        make_trainer: returns a Trainer for a batch size and keyword arguments of `TrainingArguments`, which select the
-            device and the precision; a function that a fresh process can import, or `module:name`.
+        make_trainer: returns a Trainer for a batch size and keyword arguments of `TrainingArguments`; a function that a
+            fresh process can import, or `module:name`. They are output_dir, use_cpu, fp16, bf16, save_strategy,
+            logging_strategy, report_to and disable_tqdm: `TrainingArguments(**(mine | arguments))` overrides yours.
         **settings: those of `amp_track.max_batch`.
 
     Raises:
@@ -31,6 +33,8 @@ def max_batch(make_trainer: str | MakeTrainer, **settings: Any) -> MaxBatchResul
     """
     from amp_track import api
 
+    if "set" in settings:
+        raise BadInput("set: a Trainer takes no options here. Write them into the function that makes it.")
     return api.max_batch(f"{__name__}:train", set={"trainer": source.importable_name(make_trainer)}, **settings)
 
 

@@ -30,7 +30,7 @@ class Texts(Dataset[dict[str, Any]]):
 
 
 def make_trainer(batch_size: int, arguments: dict[str, Any]) -> Trainer:
-    """Return a new Trainer. `arguments` select the device and the precision, so leave fp16, bf16 and output_dir out."""
+    """Return a new Trainer. `arguments` select the device and the precision, and override those of your own."""
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -39,5 +39,6 @@ def make_trainer(batch_size: int, arguments: dict[str, Any]) -> Trainer:
         intermediate_size=128,
         max_position_embeddings=LENGTH,
     )
-    settings = TrainingArguments(per_device_train_batch_size=batch_size, num_train_epochs=1, **arguments)
+    mine = {"per_device_train_batch_size": batch_size, "num_train_epochs": 1}
+    settings = TrainingArguments(**(mine | arguments))
     return Trainer(BertForSequenceClassification(config), settings, train_dataset=Texts())
