@@ -7,6 +7,8 @@ It has to be found inside the framework: Lightning's `autocast(cache_enabled=Fal
 from __future__ import annotations
 
 import json
+import logging
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +73,9 @@ def fit(batch_size: int, precision: str, device: str, module: str, data: str, tr
     import lightning.pytorch as pl
     from lightning.pytorch.plugins.precision import MixedPrecision
 
+    for name in ("lightning.pytorch", "lightning.fabric"):  # each probe would repeat their tips
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"lightning\.")
     kind, _, index = device.partition(":")
     settings: dict[str, Any] = {
         "accelerator": "gpu" if kind == "cuda" else kind,

@@ -48,6 +48,9 @@ def __getattr__(name: str) -> Any:
 
 def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
     """Train until amp_track ends the process: without checkpoints, reports and progress bars."""
+    from transformers import PrinterCallback, logging
+
+    logging.set_verbosity_error()
     if precision == "tf32":
         torch.set_float32_matmul_precision("high")
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +64,9 @@ def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
             "report_to": [],
             "disable_tqdm": True,
         }
-        source.named_object(trainer)(batch_size, arguments).train()
+        made = source.named_object(trainer)(batch_size, arguments)
+        made.remove_callback(PrinterCallback)  # it prints a line per probe
+        made.train()
 
 
 train.library = "transformers"  # type: ignore[attr-defined]

@@ -76,16 +76,20 @@ def _process() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     verbosity = transformers.logging.get_verbosity()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
         yield
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
     transformers.logging.set_verbosity(verbosity)
 
 
-def test_a_function_and_flags_reach_the_trainer() -> None:
-    lightning.fit(precision="fp32", trainer='{"gradient_clip_val": 0.5}', **FIT)
+def test_a_function_and_flags_reach_the_trainer_which_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger("lightning.pytorch").addHandler(handler := logging.StreamHandler())
+    try:
+        lightning.fit(precision="fp32", trainer='{"gradient_clip_val": 0.5}', **FIT)
+    finally:
+        logging.getLogger("lightning.pytorch").removeHandler(handler)
     assert seen == {"hidden": 64, "clip": 0.5}
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -118,9 +122,12 @@ def test_what_cannot_cross_into_a_fresh_process_is_bad_input(given: dict[str, An
         lightning.max_batch(**{"make_module": Net, "make_data": Data} | given)
 
 
-def test_the_arguments_override_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arguments_override_the_users_own_and_nothing_is_printed(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     amp_transformers.train(4, "fp32", "cpu", f"{__name__}:make_trainer")
+    assert capfd.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(BadInput, match=r"^set: a Trainer takes no options"):
         amp_transformers.max_batch(make_trainer, set={"hidden": 64})
