@@ -246,7 +246,8 @@ def estimate(
             (input, target), or a tensor or mapping for a model that computes its own loss: `model(**example).loss`. For
             a LightningModule, the batch of its `training_step`, which returns the loss.
         optimizer: an optimizer of the model, or a function of parameters that returns one, such as `torch.optim.AdamW`
-            or `functools.partial(torch.optim.SGD, lr=0.1)`. None for that of a LightningModule.
+            or `functools.partial(torch.optim.SGD, lr=0.1)`. None for that of a LightningModule, if its
+            `configure_optimizers` does without the Trainer.
         loss: a function of output and target (None without one), which returns a scalar tensor. Default: the model's
             own loss, or else the cross entropy.
         precision: fp32, tf32, amp (or fp16), bf16.

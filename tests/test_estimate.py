@@ -469,6 +469,11 @@ class Dictionary(Module):
         return {"optimizer": torch.optim.AdamW(self.parameters()), "monitor": "train_loss"}
 
 
+class Scheduled(Module):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=1 / (self.trainer.max_epochs or 1))
+
+
 def test_a_lightning_module_brings_its_loss_and_its_optimizer() -> None:
     module, batch = Module(), example_of(8)
     first = shown(module, batch, None)
@@ -480,7 +485,11 @@ def test_a_lightning_module_brings_its_loss_and_its_optimizer() -> None:
 
 @pytest.mark.parametrize(
     ("module", "message"),
-    [(Manual, "it steps its optimizers itself"), (Several, r"configure_optimizers\(\) does not return a single")],
+    [
+        (Manual, "it steps its optimizers itself"),
+        (Several, r"configure_optimizers\(\) does not return a single"),
+        (Scheduled, r"not attached to a `Trainer`\. Pass the optimizer, such as torch\.optim\.AdamW, instead of None"),
+    ],
 )
 def test_a_lightning_module_with_several_updates_is_rejected(module: type[Module], message: str) -> None:
     with pytest.raises(BadInput, match=message):

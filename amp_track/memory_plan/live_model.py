@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from amp_track.config.job import Job
 from amp_track.memory_plan import torch_internals
 from amp_track.memory_plan.fake_step import FakeStep
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import BadInput, summary
 from amp_track.training.amp.tensors import map_tensors, samples_in, unwrapped
 from amp_track.workload import Workload
 
@@ -116,11 +116,18 @@ class LiveModel(Workload):
     eval_data = train_data
 
     def optimizer(self, parameters: Iterable[nn.Parameter], lr: float) -> Optimizer:
-        """Return the optimizer of the last copy. Raises NoPlan if a LightningModule has none, or several."""
+        """Return the optimizer of the last copy. Raises NoPlan if a LightningModule makes none, or several."""
         if self._make_optimizer is not None:
             return self._make_optimizer(parameters)
         copied: Any = self._copy() if self._copy is not None else None
-        return _single_optimizer(copied.configure_optimizers())
+        try:
+            configured = copied.configure_optimizers()
+        except Exception as error:  # it may use its Trainer
+            raise NoPlan(
+                f"configure_optimizers() raised {summary(error).rstrip('.')}. Pass the optimizer, such as "
+                "torch.optim.AdamW, instead of None"
+            ) from error
+        return _single_optimizer(configured)
 
     def loss(self, output: Any, target: Any) -> Tensor:
         """Return the loss. Raises BadInput if it has none, and the model neither."""
