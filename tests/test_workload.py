@@ -89,9 +89,32 @@ def test_a_script_is_offered_to_max_batch_and_init_names_a_new_file(
         load_workload("train.py")
     assert str(raised.value) == (
         "train.py: the file defines no subclass of Workload. Pass a script to max-batch as it is (amp-track max-batch "
-        "-- python train.py --batch-size {batch_size}) or a function as module:function, or write a Workload to start "
-        "from: amp-track init mine.py."
+        "-- python train.py --batch-size {batch_size}) or a function as module:function, plan a model with "
+        "amp_track.estimate(model, example, optimizer), or write a Workload to start from: amp-track init mine.py."
     )
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (
+            "torch.nn:Linear",
+            "torch.nn:Linear: a torch.nn.Module, not a Workload. Plan it with amp_track.estimate(model, example, "
+            "optimizer), or pass a function that trains it to max-batch, as module:function.",
+        ),
+        (
+            "lightning.pytorch:LightningModule",
+            "lightning.pytorch:LightningModule: a LightningModule, not a Workload. Plan it with amp_track.estimate("
+            "model, example, optimizer), or pass it to amp_track.integrations.lightning.max_batch, or amp-track "
+            "max-batch amp_track.integrations.lightning:fit --set module=lightning.pytorch:LightningModule --set "
+            "data=MODULE:DATA.",
+        ),
+    ],
+)
+def test_a_model_in_place_of_a_workload_has_other_ways(reference: str, message: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        load_workload(reference)
+    assert str(raised.value) == message
 
 
 def test_a_broken_file_shows_its_own_traceback_only() -> None:

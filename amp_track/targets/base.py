@@ -90,12 +90,13 @@ class ProbeTarget(ABC):
 
     def fake_step(self, *, as_cuda: bool) -> FakeStep:
         """Return its training step on fake tensors. Raises PlanningUnavailable, or BadInput without such a step."""
-        raise self._needs_a_workload("plan")
+        raise self._needs_a_workload("plan", f" Plan a model with {source.ESTIMATE}.")
 
-    def _needs_a_workload(self, command: str) -> BadInput:
+    def _needs_a_workload(self, command: str, instead: str = "") -> BadInput:
         kind = "command" if self._job.command else "function"
         return BadInput(
             f"{self._job.workload}: {command} needs a Workload, whose model it can trace; a {kind} only has steps."
+            f"{instead}"
         )
 
 

@@ -75,8 +75,8 @@ class FunctionTarget(ProbeTarget):
         An integration's function names the functions of the user in options, which it lists as `references`.
         """
         file, imports = source_files(self._job.workload, self._function)
-        for option in getattr(self._function, "references", ()):
-            reference = self._options[option]
+        references = [self._options.get(option) for option in getattr(self._function, "references", ())]
+        for reference in filter(None, references):
             theirs, beside = source_files(reference, source.named_object(reference))
             files = {theirs, *(theirs.parent / name for name in beside)}
             imports += tuple(sorted(os.path.relpath(each, file.parent) for each in files))
@@ -104,6 +104,10 @@ class FunctionTarget(ProbeTarget):
             tempfile.tempdir = os.environ["TMPDIR"] = folder.path
         given = {"batch_size": job.batch_size, "precision": job.precision, "device": str(device.torch_device)}
         arguments = {name: value for name, value in given.items() if name in self._parameters} | self._options
+        for name, parameter in self._parameters.items():  # not in `inspect`: plan has more to say about a function
+            if parameter.default is parameter.empty and name not in arguments:
+                needs = f"{self._function.__name__}() needs {name}"
+                raise BadInput(f"{job.workload}: {needs}. Set it with --set {name}=VALUE.")
         watch = TrainingWatch(job, device, send, enforce_budget=enforce_budget)
         return FunctionTraining(watch, self._function, arguments)
 
@@ -154,7 +158,7 @@ def _parameters(reference: str, function: FunctionType) -> Mapping[str, inspect.
 
 
 def _options(job: Job, function: FunctionType, parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Return the values of the parameters that `--set` sets. Raises BadInput or BadOption."""
+    """Return the values of the parameters with a default or a `--set`. Raises BadInput or BadOption."""
     try:
         hints = get_type_hints(function)
     except Exception as error:  # an annotation may be any expression
@@ -174,9 +178,6 @@ def _options(job: Job, function: FunctionType, parameters: Mapping[str, inspect.
             values[name] = option_value(name, text, default=default, hint=hints.get(name, type(default)))
         else:
             values[name] = _literal(text)
-    for name in settable:
-        if name not in values:
-            raise BadInput(f"{job.workload}: {function.__name__}() needs {name}. Set it with --set {name}=VALUE.")
     return values
 
 

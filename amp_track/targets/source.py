@@ -26,6 +26,8 @@ _SUFFIXES = importlib.machinery.all_suffixes()
 """The suffixes of importable files: .py, .so, …"""
 LIBRARIES = ("accelerate", "lightning", "pytorch-lightning", "timm", "transformers")
 """Libraries that train: each version may use another amount of memory."""
+ESTIMATE = "amp_track.estimate(model, example, optimizer)"
+"""The call that plans a model without a Workload."""
 _ahead: dict[str, ModuleType | BaseException] = {}
 """What `import_ahead` has imported or caught, until `import_workload` asks for it."""
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
+from torch import nn
 from torch.utils.data import IterableDataset
 
 from amp_track.config.inspection import TargetInspection
@@ -288,9 +289,12 @@ def _find_class(reference: str) -> type[Workload]:
     if colon:
         module = imported(reference)
         named = getattr(module, class_name, None)
-        if not (inspect.isclass(named) and issubclass(named, Workload)):
-            raise BadInput(f"{reference}: {module_name} has no Workload or function named {class_name}. {hint}")
-        return named
+        if inspect.isclass(named) and issubclass(named, Workload):
+            return named
+        kind = named if inspect.isclass(named) else type(named)
+        if issubclass(kind, nn.Module):
+            raise _is_a_module(reference, kind)
+        raise BadInput(f"{reference}: {module_name} has no Workload or function named {class_name}. {hint}")
     path = Path(reference)
     if importlib.util.spec_from_file_location("workload", path) is None:
         raise BadInput(f"{path}: not a Python file (.py). {hint}")
@@ -304,10 +308,24 @@ def _find_class(reference: str) -> type[Workload]:
         script = f"amp-track max-batch -- python {shlex.quote(reference)} --batch-size {{batch_size}}"
         raise BadInput(
             f"{reference}: the file defines no subclass of Workload. Pass a script to max-batch as it is ({script}) or "
-            f"a function as module:function, or write a Workload to start from: {source.init_command()}."
+            f"a function as module:function, plan a model with {source.ESTIMATE}, or write a Workload to start from: "
+            f"{source.init_command()}."
         )
     if len(classes) > 1:
         names = ", ".join(each.__name__ for each in classes)
         found = f"the file defines {len(classes)} subclasses of Workload ({names})"
         raise BadInput(f"{reference}: {found}. Name one as package.module:Class.")
     return classes[0]
+
+
+def _is_a_module(reference: str, kind: type[nn.Module]) -> BadInput:
+    """Return the error for a model in place of a workload, with the ways to plan it and to measure it."""
+    how = "a function that trains it to max-batch, as module:function"
+    name = "torch.nn.Module"
+    if any(each.__name__ == "LightningModule" for each in kind.__mro__):
+        name = "LightningModule"
+        how = (
+            "it to amp_track.integrations.lightning.max_batch, or amp-track max-batch amp_track.integrations."
+            f"lightning:fit --set module={reference} --set data=MODULE:DATA"
+        )
+    return BadInput(f"{reference}: a {name}, not a Workload. Plan it with {source.ESTIMATE}, or pass {how}.")

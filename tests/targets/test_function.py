@@ -15,6 +15,7 @@ from amp_track.config.job import Job
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobStatus
 from amp_track.runner.runner import JobRunner
+from amp_track.targets.base import load_target
 
 FunctionJob = Callable[..., Job]
 
@@ -139,9 +140,17 @@ def test_each_end_has_its_status(
         ("no_such_name", "has no Workload or function named no_such_name"),
     ],
 )
-def test_a_function_that_cannot_be_called_is_rejected(function_job: FunctionJob, name: str, message: str) -> None:
+def test_a_function_that_cannot_be_called_is_rejected(
+    runner: JobRunner, function_job: FunctionJob, name: str, message: str
+) -> None:
     with pytest.raises(BadInput, match=message):
-        function_job(name)
+        runner.run(function_job(name))
+
+
+def test_a_plan_of_a_function_names_the_call_for_a_model() -> None:
+    target = load_target(Job(workload="amp_track.integrations.lightning:fit", device="cpu"))
+    with pytest.raises(BadInput, match=r"plan needs a Workload, .* Plan a model with amp_track\.estimate\(model, "):
+        target.fake_step(as_cuda=False)
 
 
 def test_an_option_that_it_does_not_have_is_rejected(function_job: FunctionJob) -> None:
