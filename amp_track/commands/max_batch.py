@@ -182,15 +182,16 @@ def result_of(
         if precision not in fits:
             known = _bracket_in_words(*max_batches.bracket_of(trials, precision)) or "no probe has run"
             unproven[precision] = f"not proven yet: {known}; run the command again"
-    options = session.request.max_batch_options
+    options, inspection = session.request.max_batch_options, session.inspection
+    probes = max_batches.probe_results(trials)
     return MaxBatchResult(
         study=run.name,
         run_id=run.run_id,
         experiment_id=run.experiment_id,
         job=session.job,
-        target_recipe=session.inspection.recipe,
+        target_recipe=inspection.recipe,
         asked=session.request.job,
-        hardware=session.inspection.hardware,
+        hardware=inspection.hardware,
         precisions={
             precision: dataclasses.replace(
                 fitted,
@@ -202,9 +203,9 @@ def result_of(
         skipped=skipped | unproven,
         unproven=tuple(unproven),
         cautions=session.cautions,
-        probes=tuple(
-            dataclasses.replace(probe, run_id=run.id_of(probe.run_id)) for probe in max_batches.probe_results(trials)
-        ),
+        probes=tuple(dataclasses.replace(probe, run_id=run.id_of(probe.run_id)) for probe in probes),
+        training_samples=_training_samples(session, [probe.job_result for probe in probes]),
+        workload_batch_size=inspection.batch_size if inspection.kind == "workload" else None,
         limit_bytes=sampler.goal.budget_bytes,
         recommended_bytes=sampler.goal.recommended_bytes,
         headroom_bytes=sampler.goal.headroom_bytes,
@@ -219,6 +220,14 @@ def _bracket_in_words(fits: int, fails: int | None) -> str:
     if not fits:
         return f"batch {fails} does not fit" if fails is not None else ""
     return f"batch {fits} fits" + (f", {fails} does not" if fails is not None else "")
+
+
+def _training_samples(session: Session, job_results: Sequence[JobResult]) -> int | None:
+    """Return the training samples of an epoch; those of a function or a command as its DataLoader has shown them."""
+    if session.inspection.kind == "workload":
+        return session.inspection.training_samples if session.inspection.knows_samples(session.job) else None
+    of_each_process = max((job_result.training_samples or 0 for job_result in job_results), default=0)
+    return of_each_process * session.job.nproc or None
 
 
 def _steps_of_an_epoch(session: Session, batch_size: int) -> int:

@@ -9,6 +9,7 @@ from amp_track.report.table import Column, Row, Table, numbers, table_of
 from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
     UNKNOWN,
+    counted,
     has_cpu_budget,
     memory_text,
     not_possible,
@@ -97,7 +98,7 @@ def max_batch_cells(fitted: PrecisionResult) -> tuple[str, str, str, str]:
 
 def max_batch_notes(result: MaxBatchResult) -> list[str]:
     """Return the notes on a search for max batches, those that change how its answer is used first."""
-    lines = confirmation_notes(result)
+    lines = _few_steps(result) + confirmation_notes(result)
     if has_cpu_budget(result):
         lines.append(CPU_BUDGET_IS_SLOW)
     if any(fitted.efficient_batch for fitted in result.precisions.values()):
@@ -110,6 +111,27 @@ def max_batch_notes(result: MaxBatchResult) -> list[str]:
         listed = ", ".join(f"{error:+.1%} at {name}" for name, error in errors.items())
         lines.append(f"Memory of the first probe relative to the memory plan: {listed}.")
     return lines
+
+
+def _few_steps(result: MaxBatchResult) -> list[str]:
+    """Return a note if the model may stay undertrained at the recommended batch, unless the user set that of a step."""
+    choice = result.recommended
+    if choice is None or not choice.makes_few_steps or result.effective_batch_size is not None:
+        return []
+    steps = counted(choice.epoch_steps or 0, "optimizer step")
+    before = f"of {result.training_samples:,} samples has only {steps}"
+    cure = "train for more epochs, raise the learning rate, or use a smaller batch with --max-batch-size"
+    if choice.workload_epoch_steps is not None:
+        before = (
+            f"has {steps}, at the workload's batch {result.workload_batch_size} it has {choice.workload_epoch_steps:,}"
+        )
+        cure = (
+            "train for more epochs, raise the learning rate, or keep the samples per step with --effective-batch-size"
+        )
+    return [
+        f"Few optimizer steps: at batch {choice.batch_size:,} an epoch {before}, so the model may stay undertrained. "
+        f"To avoid that, {cure} (docs/learning-rate.md)."
+    ]
 
 
 def confirmation_notes(result: MaxBatchResult) -> list[str]:

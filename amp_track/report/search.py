@@ -21,12 +21,11 @@ from amp_track.report.wording import (
     title,
 )
 from amp_track.results.equivalence import SeedsResult
+from amp_track.results.recommendation import made_few_optimizer_steps
 from amp_track.results.search import SearchResult
 from amp_track.results.trial_row import TrialRow
 
 _MOST_LISTED = 5
-_FEW_UPDATES = 4
-"""A training with this many times fewer optimizer steps than the best one at its precision is undertrained."""
 
 
 def search_tables(result: SearchResult) -> list[Table]:
@@ -85,11 +84,6 @@ def _metric(trial: TrialRow | None, best: TrialRow | None) -> str:
     steps = trial.job_result.optimizer_steps
     is_few = best is not None and made_few_optimizer_steps(steps, best.job_result.optimizer_steps)
     return f"{trial.job_result.metric:.4f}{' (few!)' if is_few else ''}"
-
-
-def made_few_optimizer_steps(optimizer_steps: int, best_optimizer_steps: int) -> bool:
-    """Return whether a training made so few optimizer steps that its metric is not comparable to the best one."""
-    return optimizer_steps * _FEW_UPDATES <= best_optimizer_steps
 
 
 def _skipped(job_result: JobResult) -> str:

@@ -170,6 +170,10 @@ class MaxBatchResult(Shown):
     """The memory that the recommended batch may take; None for the limit."""
     headroom_bytes: int = 0
     """The part of the budget that the max batch must leave free."""
+    training_samples: int | None = None
+    """The samples of an epoch; None if no job has shown them, and for synthetic batches."""
+    workload_batch_size: int | None = None
+    """The workload's own batch size; None for a function or a command."""
     multiple_of: int = 1
     effective_batch_size: int | None = None
     plan_seconds: float | None = field(default=None, compare=False)

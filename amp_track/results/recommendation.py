@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from amp_track.batch_search.recommended_batch import NO_SLOWER
 from amp_track.config.cli_params import Flag, flags_of
-from amp_track.config.job import Job, library_of_model
+from amp_track.config.job import Job, library_of_model, steps_per_epoch
 from amp_track.config.precisions import REFERENCE, Precision
 from amp_track.config.values import Tolerance
 from amp_track.records.result import JobResult
@@ -22,6 +22,10 @@ from amp_track.results.search import SearchResult
 from amp_track.results.trial_row import TrialRow
 
 T = TypeVar("T")
+_FEW_STEPS = 4
+"""A training with this many times fewer optimizer steps than another one is undertrained beside it."""
+_FEW_EPOCH_STEPS = 20
+"""An epoch with fewer optimizer steps is short, if no other batch size is known to compare with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,10 @@ class Recommendation:
     """Its max batch over that of fp32."""
     readings: int = 1
     """The number of readings that its speed is the median of."""
+    epoch_steps: int | None = None
+    """The optimizer steps of an epoch; None with `--steps`, or if the number of training samples is unknown."""
+    workload_epoch_steps: int | None = None
+    """The same at the workload's own batch size; None for a function or a command, too."""
     target_recipe: str = ""
     job_result: JobResult | None = None
     """The training that the recommendation is based on; None if only max batches are known."""
@@ -81,16 +89,33 @@ class Recommendation:
             "timm": " ".join(["train.py", *filter(None, arguments["timm"])]),
         }
 
+    @property
+    def makes_few_steps(self) -> bool:
+        """Whether an epoch is known to have so few optimizer steps that the model may stay undertrained."""
+        if self.epoch_steps is None:
+            return False
+        if self.workload_epoch_steps is None:
+            return self.epoch_steps < _FEW_EPOCH_STEPS
+        return made_few_optimizer_steps(self.epoch_steps, self.workload_epoch_steps)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "precision": self.precision,
             "batch_size": self.batch_size,
             "grad_accum": self.job.grad_accum,
+            "epoch_steps": self.epoch_steps,
+            "workload_epoch_steps": self.workload_epoch_steps,
+            "makes_few_steps": self.makes_few_steps,
             "samples_per_second": self.samples_per_second,
             "readings": self.readings,
             "command": self.command,
             "in_tools": self.in_tools,
         }
+
+
+def made_few_optimizer_steps(optimizer_steps: int, best_optimizer_steps: int) -> bool:
+    """Return whether a training made so few optimizer steps that its metric is not comparable to the best one."""
+    return optimizer_steps * _FEW_STEPS <= best_optimizer_steps
 
 
 def recommend(result: MaxBatchResult | SearchResult) -> Recommendation | None:
@@ -164,8 +189,13 @@ def _recommended(
 ) -> Recommendation:
     precision, of_fp32 = changes["precision"], fitted.max_batch.get(REFERENCE)
     is_reference, max_batch = precision == REFERENCE, fitted.max_batch[precision]
+    job = fitted.with_eval_batch_size(dataclasses.replace(fitted.asked, **changes), precision)
     return Recommendation(
-        job=fitted.with_eval_batch_size(dataclasses.replace(fitted.asked, **changes), precision),
+        job=job,
+        epoch_steps=_epoch_steps(fitted, job),
+        workload_epoch_steps=_epoch_steps(
+            fitted, dataclasses.replace(fitted.asked, batch_size=fitted.workload_batch_size)
+        ),
         target_recipe=fitted.target_recipe,
         precision=precision,
         batch_size=changes["batch_size"],
@@ -176,6 +206,13 @@ def _recommended(
         job_result=job_result,
         metric_of_fp32=metric_of_fp32,
     )
+
+
+def _epoch_steps(fitted: MaxBatchResult, job: Job) -> int | None:
+    """Return the optimizer steps of an epoch of a job; None if unknown, or if its number of steps is fixed."""
+    if job.batch_size is None or job.steps is not None or fitted.training_samples is None:
+        return None
+    return steps_per_epoch(job, fitted.training_samples)
 
 
 def has_diverged(result: SearchResult) -> bool:

@@ -11,6 +11,7 @@ from table_samples import COMPARE, FIT, SEARCH, comparison
 from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
+from amp_track.report.max_batch import max_batch_notes
 from amp_track.report.summary import answer, proof
 from amp_track.results.compare import CompareResult
 from amp_track.results.max_batch import PrecisionResult
@@ -51,6 +52,24 @@ def test_a_batch_below_the_max_batch_has_its_reason() -> None:
         "Batch 6,664 leaves 5% of the memory free and is a multiple of 8 and is the smallest timed one within 3 % of "
         "the best speed (median; 6,664: 98 samples/s in 3 readings, 13,328: 100 samples/s in 2 readings)."
     )
+
+
+def test_a_recommended_batch_with_few_steps_an_epoch_has_a_note_first() -> None:
+    found = dataclasses.replace(FIT, effective_batch_size=None, training_samples=50_000, asked=Job(epochs=2))
+    few = [line for line in answer(found).caveats if "Few optimizer steps" in line]
+    assert few == [
+        "Few optimizer steps: at batch 13,320 an epoch of 50,000 samples has only 4 optimizer steps, so the model may "
+        "stay undertrained. To avoid that, train for more epochs, raise the learning rate, or use a smaller batch "
+        "with --max-batch-size (docs/learning-rate.md)."
+    ]
+    assert max_batch_notes(found)[0] == few[0]
+    workload = dataclasses.replace(found, training_samples=2_000_000, workload_batch_size=4096)
+    assert workload.recommended is not None and not workload.recommended.makes_few_steps
+    assert max_batch_notes(dataclasses.replace(workload, workload_batch_size=64))[0].startswith(
+        "Few optimizer steps: at batch 13,320 an epoch has 151 optimizer steps, at the workload's batch 64 it has 31,250"
+    )
+    for no_note in ({"effective_batch_size": 109_440}, {"asked": Job(steps=100)}, {"training_samples": None}):
+        assert "Few optimizer steps" not in "".join(max_batch_notes(dataclasses.replace(found, **no_note)))
 
 
 def test_where_nothing_is_proven_to_fit_there_is_no_command() -> None:
