@@ -11,7 +11,8 @@ NO_SLOWER = 0.97
 """The fraction of the best throughput that counts as equally fast: differences within 3 % are noise."""
 MULTIPLE_OF = 8
 """Tensor cores are fastest at multiples of this."""
-_READINGS = 3
+READINGS = 3
+"""The most readings of one batch."""
 _SAME = 0.99
 """Two readings whose ratio is at least this need no third."""
 _HOPELESS = 0.9
@@ -50,7 +51,7 @@ def _and_smaller(largest_of: Callable[[int], int], most: int) -> tuple[int, ...]
 
 def is_timed(readings: Sequence[float]) -> bool:
     """Return whether a speed has three readings, or two that agree."""
-    return len(readings) >= _READINGS or (len(readings) > 1 and min(readings) >= _SAME * max(readings))
+    return len(readings) >= READINGS or (len(readings) > 1 and min(readings) >= _SAME * max(readings))
 
 
 def next_to_time(readings: Readings, batches: Sequence[int]) -> int | None:

@@ -336,7 +336,10 @@ class BatchSampler(optuna.samplers.BaseSampler):
         batches = self.goal.candidates(largest or max_batch.batch_size)
         batch_size = recommended_batch.next_to_time(readings, batches) if self.goal.confirm else None
         if batch_size is not None:
-            return proposal(batch_size, "timing", "to time it: it may be recommended")
+            number = len(readings.get(batch_size, ())) + 1
+            is_again = any(job.kind == "timing" and job.batch_size == batch_size for job in done)
+            why = f"reading {number} of at most {recommended_batch.READINGS}" if is_again else "it may be recommended"
+            return proposal(batch_size, "timing", f"to time it: {why}")
         if batches and batches[0] not in readings:
             return proposal(batches[0], "multiple", "to recommend it")
         return None

@@ -158,6 +158,12 @@ EXACT = Device(
 SAME_SIZE = dataclasses.replace(EXACT, size_ratio=None)
 
 
+def test_readings_of_one_batch_are_numbered() -> None:
+    reasons = [each.reason for each in search(EXACT)[1] if each.kind == "timing" and each.precision == "fp32"]
+    first = "to time it: it may be recommended"
+    assert reasons[:4] == [first, "to time it: reading 2 of at most 3", "to time it: reading 3 of at most 3", first]
+
+
 def test_a_max_batch_is_repeated_until_two_runs_take_equal_memory() -> None:
     """The second precision starts from the max batch of the first, which is its own here, and repeats nothing."""
     results, proposals = search(SAME_SIZE, recommends=False)
