@@ -248,7 +248,8 @@ def proof(precision: str, fitted: PrecisionResult) -> str:
     if memory != UNKNOWN:
         ran += f" with a peak of {memory}"
     if max_batch.first_failing_batch is None:
-        return f"{ran}; larger batches were not tried (limit: {limit})."
+        has_limit = "exceed the training set" if max_batch.bound == "dataset" else f"were not tried (limit: {limit})"
+        return f"{ran}; larger batches {has_limit}."
     where = f" in {fitted.failure.phase}" if fitted.failure is not None and fitted.failure.phase else ""
     fails = "ran out of memory" if max_batch.bound == "memory" else "is too large for a kernel"
     return f"{ran}; batch {max_batch.first_failing_batch:,} {fails}{where}."

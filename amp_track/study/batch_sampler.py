@@ -377,9 +377,11 @@ class BatchSampler(optuna.samplers.BaseSampler):
             _probes(done[precision], kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
         )
         short += [Probe(job.batch_size, job.job_result.status) for job in done[precision] if job.kind == TYPICAL]
+        over = [job for jobs in done.values() for job in jobs if job.job_result.status is JobStatus.OVER_DATASET]
         largest = max((probe.batch_size for probe in short if probe.fits), default=0)
         # A confirmation run proves as much as a probe, unless it fails where a probe fits.
         known = [*short, *(probe for probe in long if probe.fits or probe.batch_size > largest)]
+        known += _probes(over, _MEASURED)  # the data set is the same at each precision
         long = [probe for probe in long if probe.fits or probe.batch_size <= largest]
         step = explore(known, goal.limit, budget_bytes=goal.budget_bytes)
         if isinstance(step, Next):  # make a memory plan only now: it takes seconds

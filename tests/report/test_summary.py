@@ -36,6 +36,8 @@ def test_max_batches_alone_say_how_they_are_proven() -> None:
         "amp: batch 13,333 ran in 1 fresh process (a confirmation run of 12,345 steps) with a peak of 72\u00a0GiB; "
         "larger batches were not tried (limit: --max-batch-size)."
     )
+    all_samples = dataclasses.replace(FIT.precisions["amp"], max_batch=MaxBatch(13_333, None, "dataset"))
+    assert proof("amp", all_samples).endswith("; larger batches exceed the training set.")
     assert 'Lightning: Trainer(precision="16-mixed", accumulate_grad_batches=10)' in said.in_tools
     assert proof("fp32", FIT.precisions["fp32"]).endswith("batch 10,950 ran out of memory in evaluation.")
     assert proof("bf16", FIT.precisions["bf16"]).startswith("bf16: one sample needs")

@@ -227,8 +227,10 @@ def test_a_wrong_size_of_the_data_set_does_not_repeat_a_batch() -> None:
                 return JobResult(status=JobStatus.OVER_DATASET, training_samples=100)
             return super().run(proposal, number)
 
-    results, _ = search(Short(**vars(EXACT)))
+    results, proposals = search(Short(**vars(SAME_SIZE)))
     assert {found.max_batch.batch_size for found in results.values()} == {50}
+    too_large = [each.precision for each in proposals if each.batch_size > 50]
+    assert set(too_large) == {"fp32"}, "the other precision knows it"
 
 
 def test_a_batch_that_runs_out_of_memory_as_drawn_is_no_max_batch() -> None:
