@@ -111,4 +111,4 @@ def _trainer_flags(text: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 fit.library = "lightning"  # type: ignore[attr-defined]
 fit.references = ("module", "data")  # type: ignore[attr-defined]
-fit.recipe = "Trainer(precision={in_lightning!r}), batch size {batch_size}"  # type: ignore[attr-defined]
+fit.recipe = "{lightning}  # with batches of {batch_size}"  # type: ignore[attr-defined]

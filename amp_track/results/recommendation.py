@@ -60,8 +60,7 @@ class Recommendation:
         if self.job.command:
             return shlex.join(self.job.words(scratch="OUTPUT_FOLDER"))
         if self.target_recipe:
-            tool = {f"in_{name}": words for name, words in Precision.named(self.precision).in_tools.items()}
-            return self.target_recipe.format(batch_size=self.batch_size, precision=self.precision, **tool)
+            return self.target_recipe.format(batch_size=self.batch_size, precision=self.precision, **self.in_tools)
         return train_command(self.job)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
 from amp_track.config.values import Tolerance
+from amp_track.integrations import lightning, transformers
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.compare import Cell, CompareResult
@@ -69,6 +71,17 @@ def test_of_max_batches_alone_it_is_the_fastest_at_its_largest_batch() -> None:
     assert chosen(as_fast) == ("bf16", 200), "the largest of those as fast"
     assert chosen(max_batch(fp32=fitted(0))) is None
     assert recommend(search()) == choice, "without trainings the max batches answer"
+
+
+def test_the_call_of_a_library_is_python() -> None:
+    def command(recipe: str) -> str:
+        choice = recommend(dataclasses.replace(MAX_BATCHES, target_recipe=recipe))
+        assert choice is not None
+        ast.parse(choice.command)
+        return choice.command
+
+    assert command(transformers.train.recipe) == "TrainingArguments(per_device_train_batch_size=200, bf16=True)"  # type: ignore[attr-defined]
+    assert command(lightning.fit.recipe) == 'Trainer(precision="bf16-mixed")  # with batches of 200'  # type: ignore[attr-defined]
 
 
 def test_the_multiple_that_was_asked_for_is_chosen() -> None:
