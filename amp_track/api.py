@@ -138,7 +138,7 @@ def train(workload: str | os.PathLike[str] | type[Workload] | None = None, **set
     """
     from amp_track.commands import train as command
 
-    return _with_html(command.train(_request("train", workload, settings)))
+    return _displayed(command.train(_request("train", workload, settings)))
 
 
 @_with_signature
@@ -155,7 +155,7 @@ def max_batch(
     """
     from amp_track.commands import max_batch as command
 
-    return _with_html(command.max_batch(_request("max-batch", workload, settings)))
+    return _displayed(command.max_batch(_request("max-batch", workload, settings)))
 
 
 @_with_signature
@@ -171,7 +171,7 @@ def search(
     from amp_track.commands import search as command
 
     result = command.search(_request("search", workload, settings))
-    return _with_html(dataclasses.replace(result, limits=_with_html(result.limits)))
+    return _displayed(dataclasses.replace(result, limits=_displayed(result.limits)))
 
 
 @_with_signature
@@ -186,7 +186,7 @@ def compare(
     """
     from amp_track.commands import compare as command
 
-    return _with_html(command.compare(_request("compare", workload, settings)))
+    return _displayed(command.compare(_request("compare", workload, settings)))
 
 
 @_with_signature
@@ -203,7 +203,7 @@ def plan(
     """
     from amp_track.commands import plan as command
 
-    return _with_html(command.plan(_request("plan", workload, settings)))
+    return _displayed(command.plan(_request("plan", workload, settings)))
 
 
 @_with_signature
@@ -216,7 +216,7 @@ def explain(source: str | os.PathLike[str] | type[Workload], **settings: Unpack[
     """
     from amp_track.commands import explain as command
 
-    return _with_html(command.explain(_request("explain", source, settings)))
+    return _displayed(command.explain(_request("explain", source, settings)))
 
 
 def estimate(
@@ -235,7 +235,7 @@ def estimate(
 
         estimate = amp_track.estimate(model, (images, labels), torch.optim.AdamW, precision="bf16")
         print(estimate)
-        estimate.fits("RTX 4090"), estimate.max_batch("RTX 4090").batch_size
+        estimate.fits("RTX 4090"), estimate.max_batch("RTX 4090").safe_batch_size
 
     The model and the optimizer stay as they are: the step runs on copies without memory. It is that of TrainStep, which
     frees gradients after each optimizer step; for a LightningModule, after the next forward pass, as its Trainer does.
@@ -268,14 +268,14 @@ def estimate(
         if value is not None:
             _given(name, flags[name], value)
     result = command.estimate(model, example, optimizer, loss, precision=precision, on_cuda=on_cuda, **settings)
-    return _with_html(result)
+    return _displayed(result)
 
 
-def _with_html(result: Result) -> Result:
-    """Return the result with its HTML, which a notebook shows."""
+def _displayed(result: Result) -> Result:
+    """Return the result with its HTML, which a notebook shows, and its text, which `print` shows."""
     from amp_track.report import html
 
-    return dataclasses.replace(result, html=html.result_html(result))
+    return dataclasses.replace(result, html=html.result_html(result), text=html.result_text(result))
 
 
 def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Request:

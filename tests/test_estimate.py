@@ -273,6 +273,8 @@ def test_the_max_batch_fits_and_one_sample_more_does_not() -> None:
     model = network()
     found = amp_track.estimate(model, example_of(8), ADAM, precision="bf16")
     limit = found.max_batch("48MiB")
+    numbers = f"{limit.batch_size} (safe {limit.safe_batch_size}, at most {limit.most_batch_size})"
+    assert (str(limit), "Holding" in repr(limit)) == (numbers, False)
     assert limit.bound == "memory"
     at_most, above = (
         amp_track.estimate(model, example_of(samples), ADAM, precision="bf16")

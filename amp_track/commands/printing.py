@@ -106,18 +106,11 @@ def _study_blocks(result: Any, request: Request) -> Iterator[str | Table]:
     yield "Open it with:"
     yield f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *storage, *tracking_uri])}"
     yield ""
-    yield from (said.headline, *said.more)
-    if said.command is not None:
+    command = said.command
+    if command is not None and command.startswith("amp-track "):  # not of the user's own function or script
         experiment = [f"--experiment {shlex.quote(stores.experiment)}"] if stores.experiment is not None else []
-        command = said.command.removeprefix("amp-track ")
-        yield f"{said.to_train}:"
-        if command == said.command:  # of the user's own function or script
-            yield f"  {command}"
-        else:
-            yield f"  {' '.join([torchrun.program(), command, *experiment, *tracking_uri])}"
-    if said.in_tools:
-        yield f"{summary.IN_TOOLS}:"
-    yield from (f"  {line}" for line in said.in_tools)
+        command = " ".join([torchrun.program(), command.removeprefix("amp-track "), *experiment, *tracking_uri])
+    yield from summary.answer_lines(said, command)
 
 
 def mlflow_ui(request: Request) -> str:

@@ -243,11 +243,16 @@ class PlannedMaxBatch:
     sample does not fit, or if the operations of a step depend on the batch size."""
     hole: int | None = None  # the largest batch within a tenth below `batch_size` that does not fit
     bound: str  # the limit: `memory`, or `max_batch_size`
-    peak: PeakMemory | None  # the peak at the max batch; None if nothing fits
+    peak: PeakMemory | None = field(repr=False)  # the peak at the max batch; None if nothing fits
     at_one_bytes: int | None  # the reserved memory of one sample if it does not fit, else None
-    way: Way | None = None  # the way to the requested effective batch size; None if none was requested, or nothing fits
+    way: Way | None = field(default=None, repr=False)
+    """The way to the requested effective batch size; None if none was requested, or nothing fits."""
     samples_per_s: float | None = field(default=None, compare=False)
     """The estimated training speed at the safe batch; None without peak rates. A rough estimate."""
+
+    def __str__(self) -> str:
+        most = f", at most {self.most_batch_size}" if self.most_batch_size is not None else ""
+        return f"{self.batch_size} (safe {self.safe_batch_size}{most})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Tables and results as HTML and Markdown: for notebooks, pages and notes. Needs no style sheet."""
+"""Tables and results as HTML, Markdown and text: for notebooks, pages, notes and `print`. Needs no style sheet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from amp_track.report import explain, plan, summary, train
-from amp_track.report.table import Table
+from amp_track.report.table import Table, render_text
 from amp_track.results.compare import CompareResult
 from amp_track.results.estimate import Estimate
 from amp_track.results.explain import ExplainResult
@@ -27,6 +27,21 @@ _HEADINGS = {
 
 
 def result_html(result: AnyResult) -> str:
+    heading, lines, tables, notes = _parts(result)
+    return templates().get_template("result.html").render(heading=heading, tables=tables, notes=notes, lines=lines)
+
+
+def result_text(result: AnyResult) -> str:
+    """Return the tables, notes and answer that the command prints, without the pages."""
+    heading, lines, tables, notes = _parts(result)
+    if not isinstance(result, summary.Result):
+        return "\n".join([heading, *lines, render_text(tables, notes).rstrip()])
+    said = summary.answer(result)
+    return "\n".join([render_text(tables, said.caveats), *summary.answer_lines(said, said.command)])
+
+
+def _parts(result: AnyResult) -> tuple[str, list[str], list[Table], list[str]]:
+    """Return the heading of a result, its first lines, its tables and its notes."""
     lines: list[str] = []
     match result:
         case TrainResult():
@@ -42,7 +57,7 @@ def result_html(result: AnyResult) -> str:
         case _:
             heading, tables, notes = _HEADINGS[type(result)], summary.tables(result), summary.notes(result)
             lines = list(result.answers) if isinstance(result, CompareResult) else []
-    return templates().get_template("result.html").render(heading=heading, tables=tables, notes=notes, lines=lines)
+    return heading, lines, tables, notes
 
 
 def table_html(table: Table) -> str:

@@ -76,6 +76,14 @@ def answer(result: Result) -> Answer:
     )
 
 
+def answer_lines(said: Answer, command: str | None) -> list[str]:
+    """Return the answer as the last lines of an output, with the command as the caller completes it."""
+    lines = [said.headline, *said.more]
+    lines += [f"{said.to_train}:", f"  {command}"] if command is not None else []
+    lines += [f"{IN_TOOLS}:"] if said.in_tools else []
+    return lines + [f"  {line}" for line in said.in_tools]
+
+
 def _of_compare(result: CompareResult) -> Answer:
     caveats = tuple(notes(result))
     chosen = choose_compared(result)

@@ -6,8 +6,8 @@ from page_samples import Reader
 from table_samples import COMPARE, FIT, SEARCH, TABLES, TRAIN, comparison
 
 from amp_track.report import summary
-from amp_track.report.html import result_html, table_html
-from amp_track.report.table import Column, Table
+from amp_track.report.html import AnyResult, result_html, result_text, table_html
+from amp_track.report.table import WIDTH, Column, Table
 from amp_track.results import Shown
 
 
@@ -75,3 +75,16 @@ def test_a_result_shows_the_html_that_was_put_in() -> None:
         assert shown == result
         assert "<p>" not in repr(shown)
         assert shown.as_json() == result.as_json()
+
+
+@pytest.mark.parametrize("result", [FIT, SEARCH, COMPARE, TRAIN])
+def test_a_result_prints_its_tables_and_its_answer(result: AnyResult) -> None:
+    shown = dataclasses.replace(result, text=result_text(result))
+    lines = str(shown).splitlines()
+    assert any(line.startswith("┏━") for line in lines)
+    assert max(map(len, lines[:20])) <= WIDTH
+    if isinstance(result, summary.Result):
+        said = summary.answer(result)
+        assert said.headline in lines
+        assert f"  {said.command}" in lines
+    assert "text" not in repr(shown)
