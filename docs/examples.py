@@ -257,7 +257,7 @@ def _search_summary(command: str, folder: str) -> list[dict[str, Any]]:
     result = json.loads(_run(f"{command} --json", folder).stdout)
     table = json.loads(Path(result["report"]).with_name("trials.json").read_text())
     trials = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    from amp_track.report.search import made_few_optimizer_steps
+    from amp_track.results.recommendation import made_few_optimizer_steps
 
     rows = []
     for precision, found in result["precisions"].items():
