@@ -57,13 +57,13 @@ class CommandTarget(ProbeTarget):
     """The command of a job."""
 
     def inspect(self) -> TargetInspection:
-        script = Path(self._job.workload)
-        beside = tuple(sorted(file.name for file in script.parent.glob("*.py") if file.resolve() != script.resolve()))
+        script = Path(self._job.workload).resolve()
+        imports = source.imported_files(script)
         return TargetInspection(
             kind="command",
-            workload_name=script.stem,
-            workload_digest=source.digest(script.resolve(), beside) or "unknown",
-            workload_imports=beside,
+            workload_name=Path(self._job.workload).stem,
+            workload_digest=source.digest(script, imports) or "unknown",
+            workload_imports=imports,
             batch_size=FIRST_BATCH,
             unsupported=self._unsupported(),
             libraries=source.versions_of_libraries(),

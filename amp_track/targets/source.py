@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,10 @@ LIBRARIES = ("accelerate", "lightning", "pytorch-lightning", "timm", "transforme
 """Libraries that train: each version may use another amount of memory."""
 ESTIMATE = "amp_track.estimate(model, example, optimizer)"
 """The call that plans a model without a Workload."""
+_IMPORT = re.compile(
+    r"(?:^|[:;])[ \t]*(?:from\b[ \t]*(\.*)([\w.]*)[ \t]*)?\bimport\b[ \t]*(\([^)]*\)|.*)", re.MULTILINE
+)
+"""Matches an import statement: the dots of a relative one, its module, and its names."""
 _ahead: dict[str, ModuleType | BaseException] = {}
 """What `import_ahead` has imported or caught, until `import_workload` asks for it."""
 
@@ -195,6 +199,37 @@ def digest(file: Path, imports: Iterable[str] = ()) -> str | None:
         return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()[:12]
     except (OSError, ValueError):
         return None
+
+
+def imported_files(script: Path) -> tuple[str, ...]:
+    """Return the files that a script's import statements name, relative to its folder, without running anything.
+
+    They are searched in its folder and in the working folder (`python -m`), not among the installed packages.
+    """
+    found, folders = [script], tuple(dict.fromkeys((script.parent, Path.cwd())))
+    for file in found:  # it grows
+        for bases, name in _import_statements(file, folders):
+            parts = name.split(".")
+            for depth in range(1, len(parts) + 1):  # a package's __init__.py runs before its modules
+                stems = [os.path.join(base, *parts[:depth]) for base in bases]
+                files = [f"{stem}{ending}" for stem in stems for ending in (f"{os.sep}__init__.py", ".py")]
+                imported = next((Path(each) for each in files if os.path.isfile(each)), script)
+                if imported not in found:
+                    found.append(imported)
+    return tuple(sorted(os.path.relpath(file, script.parent) for file in found[1:]))
+
+
+def _import_statements(file: Path, folders: Sequence[Path]) -> Iterator[tuple[Sequence[Path], str]]:
+    """Yield the dotted name of each import of a file, with the folders that may have it.
+
+    A word too many does no harm. Parsing is exact, and took 4 s for the 235 files that timm's train.py imports.
+    """
+    with suppress(OSError):
+        text = re.sub(r"#.*|\\\n", "", file.read_text(errors="replace"))  # or \ continues a line
+        for dots, module, names in _IMPORT.findall(text):
+            bases = file.parents[len(dots) - 1 : len(dots)] if dots else folders
+            for name in re.findall(r"\w+(?:\.\w+)*|\*", names):  # of a module, or in it
+                yield bases, f"{module}.{name}" if module else name
 
 
 def versions_of_libraries(files: Iterable[Path] | None = None) -> tuple[tuple[str, str], ...]:

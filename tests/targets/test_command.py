@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from amp_track.config.job import Job
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobStatus
 from amp_track.runner.runner import JobRunner
+from amp_track.targets.command import CommandTarget
 from amp_track.targets.source import script_of
 
 SCRIPT = str(WORKLOADS / "scripts" / "train.py")
@@ -149,6 +151,17 @@ def test_the_words_of_a_precision(command_job: CommandJob, tmp_path: Path) -> No
     assert [dataclasses.replace(theirs, precision=name).words(scratch="s")[2:] for name in ("fp32", "amp", "bf16")] == [
         [], ["--fp16"], ["--bf16"],
     ]  # fmt: skip
+
+
+def test_an_unrelated_file_beside_a_script_starts_no_new_study(clean_folder: Path) -> None:
+    shutil.copytree(Path(SCRIPT).parent, clean_folder, dirs_exist_ok=True)
+    target = CommandTarget(Job(workload="train.py", command=("python", "train.py", "{batch_size}")))
+    known = target.inspect()
+    Path("unrelated.py").touch()
+    assert target.inspect() == known
+    assert known.workload_imports == ("helper.py",)
+    Path("helper.py").write_text("changed")
+    assert target.inspect().workload_digest != known.workload_digest
 
 
 @pytest.mark.nightly
