@@ -92,7 +92,7 @@ def test_auto_finds_the_batch_size() -> None:
 @pytest.mark.parametrize(
     ("command", "settings", "message"),
     [
-        ("max-batch", {"memory_budget": "lots"}, "memory_budget: got 'lots', expected a size above 0"),
+        ("max-batch", {"memory_budget": "lots"}, "memory_budget: got 'lots', expected a size of 1MiB or more"),
         ("max-batch", {"precision": ["fp32", "fp8"]}, r"precision: got \['fp32', 'fp8'\], expected names from"),
         ("train", {"batch_size": 0}, "batch_size: got 0, expected a whole number of 1 or more, or auto"),
         ("train", {"compile": "yes"}, "compile: got 'yes', expected True or False"),
@@ -105,7 +105,7 @@ def test_auto_finds_the_batch_size() -> None:
         ("compare", {"vary": {"width": [1], "depth": [2]}}, "vary: got .*, expected option=value,value"),
         ("compare", {"vary": {"size": [(1, 2), (3, 4)]}}, "vary: got .*, expected option=value,value"),
         ("compare", {"batch_size": "auto"}, "batch_size: got 'auto', expected a whole number"),
-        ("train", {"memory_budget": 1.5}, r"memory_budget: got 1\.5, expected a size above 0"),
+        ("train", {"memory_budget": 1.5}, r"memory_budget: got 1\.5, expected a size of 1MiB or more"),
         ("train", {"batch_size": [64]}, r"batch_size: got \[64\], expected a whole number of 1 or more, or auto"),
         ("train", {"lr": [0.1]}, r"lr: got \[0\.1\], expected a number above 0"),
         ("train", {"precision": ["fp32"]}, r"precision: got \['fp32'\], expected one of"),
@@ -115,7 +115,7 @@ def test_auto_finds_the_batch_size() -> None:
         ("max-batch", {"device": object()}, "device: got <object object at .*>, expected auto"),
         ("max-batch", {"set": b"width=3"}, "set: got b'width=3', expected option=value"),
         ("max-batch", {"set": {"width": b"3"}}, "set: got {'width': b'3'}, expected option=value"),
-        ("plan", {"memory_budget": [b"6GiB"]}, r"memory_budget: got \[b'6GiB'\], expected a size above 0"),
+        ("plan", {"memory_budget": [b"6GiB"]}, r"memory_budget: got \[b'6GiB'\], expected a size of 1MiB or more"),
         ("plan", {"vary": {"width": [b"3"]}}, r"vary: got {'width': \[b'3'\]}, expected option=value,value"),
         ("search", {"lr_range": b"1"}, "lr_range: got b'1', expected two numbers above 0"),
     ],

@@ -71,8 +71,8 @@ class Job:
         affects=Affects.MAX_BATCH, resumable=True
     )
     memory_budget_bytes: int | None = setting(
-        None, values.byte_size, "Memory limit of a job, such as 6GiB or 512MiB. It is enforced.", flag="memory-budget",
-        shown_default="the device's free memory", affects=Affects.MAX_BATCH, resumable=True
+        None, values.memory_budget, "Memory limit of a job, such as 6GiB or 512MiB. It is enforced.",
+        flag="memory-budget", shown_default="the device's free memory", affects=Affects.MAX_BATCH, resumable=True
     )
     grad_accum: int = setting(
         1, values.positive_integer, "Batches per optimizer step: their gradients are accumulated.",

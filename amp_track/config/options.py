@@ -171,7 +171,7 @@ class PlanOptions:
     """The memory for which `plan` predicts the max batches."""
 
     memory_budgets: tuple[str, ...] = setting(
-        (), values.byte_size_text, "Memory limit to plan for, such as 6GiB. Repeatable.", flag="memory-budget",
+        (), values.memory_budget_text, "Memory limit to plan for, such as 6GiB. Repeatable.", flag="memory-budget",
         repeatable=True, shown_default="none, which shows the memory at one batch size"
     )
     gpus: tuple[str, ...] = setting(

@@ -21,6 +21,7 @@ TEMPLATES = ("plain", "lightning", "transformers", "timm")
 """The files that `init` can write: those of amp_track/templates/."""
 _INT64_MAX = 2**63 - 1
 """The limit of torch and the stores."""
+_LEAST_BUDGET_BYTES = 2**20
 _CENTURY_SECONDS = 100 * 366 * 24 * 3600.0
 
 
@@ -167,10 +168,18 @@ def byte_size(text: str) -> int:
     return size
 
 
-@kind(byte_size.expected, "SIZE")
-def byte_size_text(text: str) -> str:
+@kind("a size of 1MiB or more with its unit, such as 6GiB or 512MiB", "SIZE")
+def memory_budget(text: str) -> int:
+    """`300` is rejected: 300 bytes hold no training, and MiB were meant."""
+    if (size := byte_size(text)) < _LEAST_BUDGET_BYTES:
+        raise ValueError(text)
+    return size
+
+
+@kind(memory_budget.expected, "SIZE")
+def memory_budget_text(text: str) -> str:
     """The text itself: it is the name of the plan's target."""
-    byte_size(text)
+    memory_budget(text)
     return text.strip()
 
 

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 from amp_track.config.precisions import BY_NAME
-from amp_track.config.values import byte_size
+from amp_track.config.values import memory_budget
 from amp_track.records.errors import BadInput
 from amp_track.records.hardware import Hardware
 from amp_track.records.plan import PeakRates, PlanTarget
@@ -72,7 +72,7 @@ class Gpu:
 
 def target_of_size(text: str) -> PlanTarget:
     """Return the target for a size such as `6GiB`, on most GPUs. Raises ValueError if it is none."""
-    return PlanTarget(name=text, capacity_bytes=byte_size(text), blas_workspace_bytes=blas_workspace_bytes())
+    return PlanTarget(name=text, capacity_bytes=memory_budget(text), blas_workspace_bytes=blas_workspace_bytes())
 
 
 def blas_workspace_bytes(compute_capability: tuple[int, int] | None = None) -> int:

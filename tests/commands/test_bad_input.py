@@ -23,7 +23,7 @@ ARGUMENTS = [
     (["search", DIGITS, "--experiment", "x" * 501], "--experiment: got '"),
     (["plan", DIGITS, "--experiment", "mine"], "--experiment requires --track"),
     (["train", "--resume", "0" * 32, "--experiment", "mine"], "--experiment cannot be used with --resume"),
-    (["train", DIGITS, "--memory-budget", ""], "--memory-budget: got '', expected a size above 0 with its unit"),
+    (["train", DIGITS, "--memory-budget", ""], "--memory-budget: got '', expected a size of 1MiB or more"),
     (["train", ""], "WORKLOAD: got '', expected a name"),
     (["report", ""], "STUDY: got '', expected a name"),
     (["train", DIGITS, "--storage", "foo://me:hunter2@host/x"], "--storage: got foo://me:***@host/x"),

@@ -11,6 +11,7 @@ READ = [
     (values.byte_size, {
         "64MiB": 64 * 2**20, "6GiB": 6 * 2**30, "6GB": 6 * 10**9, "1.5 GiB": 3 * 2**29, "4096": 4096, " 1 ": 1,
     }),
+    (values.memory_budget, {"1MiB": 2**20, "1048576": 2**20}),
     (values.positive_integer, {"1": 1, "1000000000000000": 10**15}),
     (values.natural_number, {"0": 0, " 7 ": 7, "007": 7}),
     (values.precision, {"fp16": "amp"}),
@@ -25,6 +26,8 @@ READ = [
 ]  # fmt: skip
 REJECTED = [
     (values.byte_size, ["", "lots", "0", "1.5", "1.0", "-5MiB", "5%", "MiB", "5 MiB!", "8EiB", "9" * 400]),
+    (values.memory_budget, ["300", "1048575", "512KiB"]),
+    (values.memory_budget_text, ["300"]),
     (values.positive_integer, ["0", "-1", "1.5", "abc", "", "1e3"]),
     (values.positive_number, ["0", "-1e-3", "nan", "inf", "abc"]),
     (values.natural_number, ["-1", "1.5", "abc", "", "1_000", "+1"]),

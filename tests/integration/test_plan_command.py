@@ -36,7 +36,7 @@ def test_a_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> 
     [
         (
             ["--memory-budget", "lots"],
-            "--memory-budget: got 'lots', expected a size above 0 with its unit, such as 6GiB",
+            "--memory-budget: got 'lots', expected a size of 1MiB or more with its unit, such as 6GiB",
         ),
         (["--gpu", "RTX 4091"], "--gpu: got 'RTX 4091', expected a GPU such as GeForce RTX 4090, "),
         (["--tracking-uri", "sqlite:///x.db"], "--tracking-uri requires --track"),
