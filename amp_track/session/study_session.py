@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _MAXIMIZE: Direction = "maximize"
+_SOURCE = "workload source"
+"""The setting that another version of the target's files changes."""
 _METER_VERSION = 7
 """Increase it when limits, memory metering or confirmation runs change: max batches found before no longer hold."""
 _MOST_DRIFT = 0.05
@@ -176,6 +178,8 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
             if known is None:
                 study.set_user_attr(storage.PARENT_RUN_ID, parent.run_id)
         if known is None:
+            if studies.session.request.stores.study is None:  # else the name was chosen
+                _say_changed_source(studies, study)
             _describe(studies.session, parent)
         elif given_run_id is not None and known != given_run_id:
             with tracker.run(f"resumes {studies.name}", run_id=given_run_id, tags={"amp_track.continues": known}):
@@ -212,6 +216,15 @@ def _describe(session: Session, parent: Run) -> None:
     parent.params(given)
     parent.tags({f"amp_track.skipped.{name}": reason for name, reason in session.unsupported.items()})
     parent.flush()
+
+
+def _say_changed_source(studies: Studies, study: Study) -> None:
+    """Print that a study is new because of its target's source, if one with the same settings exists."""
+    from amp_track.study import storage
+
+    if (other := storage.differing_only_in(_SOURCE, study)) is not None:
+        file = studies.session.job.workload
+        progress.say(f"new study {studies.name}: {file} or a file that it imports has changed since study {other}")
 
 
 def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str) -> None:
@@ -265,7 +278,7 @@ def _max_batch_settings(session: Session) -> dict[str, str]:
     return _settings_that_affect(job, Affects.MAX_BATCH) | {
         **({"command": shlex.join(job.command)} if job.command else {}),
         "workload": inspection.workload_name,
-        "workload source": inspection.workload_digest,
+        _SOURCE: inspection.workload_digest,
         "device": inspection.hardware.title,
         "dataset": inspection.dataset_digest,
         "max_batch_size": str(options.max_batch_size),

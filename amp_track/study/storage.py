@@ -130,6 +130,17 @@ def check_settings(
         )
 
 
+def differing_only_in(setting: str, study: optuna.Study) -> str | None:
+    """Return the newest other study that differs from a part of a study in one setting only, by its NAME."""
+    mine, (_, _, part) = json.loads(study.user_attrs[_SETTINGS]), study.study_name.partition("/")
+    for other in reversed(optuna_internals.storage_of(study).get_all_studies()):
+        known = json.loads(other.user_attrs.get(_SETTINGS, "{}"))
+        name, _, other_part = other.study_name.partition("/")
+        if other_part == part and known != mine and {**known, setting: ""} == {**mine, setting: ""}:
+            return name
+    return None
+
+
 def check_version(name: str, user_attributes: Mapping[str, Any]) -> None:
     """Raise BadInput if another version of amp-track has created a study with these user attributes."""
     if user_attributes.get(VERSION_ATTRIBUTE) != VERSION:

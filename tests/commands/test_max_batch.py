@@ -99,6 +99,19 @@ class TestSamplesOfDifferentSize:
         assert all(job.worst_batch for job in runner.jobs)
 
 
+def test_a_changed_file_starts_a_new_study_and_a_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    def study(text: str, **job: object) -> str:
+        Path("mine.py").write_text(text)
+        return max_batch(asked(study=None, job={"workload": "mine.py", **job}), runner=SimulatedRunner()).study
+
+    first, other = study("# one"), study("# two", seed=0, channels_last=True)
+    assert "new study" not in capsys.readouterr().err
+    second = study("# two")
+    said = f"new study {second}: mine.py or a file that it imports has changed since study {first}\n"
+    assert said in capsys.readouterr().err
+    assert second not in (first, other)
+
+
 class TestEvaluation:
     """The max batch of an evaluation is found after the one of the training."""
 
