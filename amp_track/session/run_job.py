@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -143,8 +144,9 @@ def run_tracked(
 def raise_on_crash(job: Job, job_result: JobResult) -> None:
     """Raise TargetFailed if the job crashed or timed out."""
     if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
+        ran = f": {shlex.join(job.words(scratch='OUTPUT_FOLDER'))}" if job.command else ""
         raise TargetFailed(
-            f"{job.workload}: {job_result.message} at {job.precision}, batch {job.batch_size}",
+            f"{job.workload}: {job_result.message} at {job.precision}, batch {job.batch_size}{ran}",
             detail=job_result.traceback,
         )
 

@@ -16,9 +16,10 @@ from support import MEBIBYTE, OUR_FRAMES, WORKLOADS, Done
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.records.errors import BadInput
-from amp_track.records.result import JobStatus
+from amp_track.records.errors import BadInput, TargetFailed
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.runner import JobRunner
+from amp_track.session.run_job import raise_on_crash
 from amp_track.targets.command import CommandTarget
 from amp_track.targets.source import script_of
 
@@ -151,6 +152,13 @@ def test_the_words_of_a_precision(command_job: CommandJob, tmp_path: Path) -> No
     assert [dataclasses.replace(theirs, precision=name).words(scratch="s")[2:] for name in ("fp32", "amp", "bf16")] == [
         [], ["--fp16"], ["--bf16"],
     ]  # fmt: skip
+
+
+def test_a_crash_shows_the_command_that_was_run() -> None:
+    command = ("python", "train.py", "--batch-size", "{batch_size}", "--precision", "{precision}")
+    job = Job(workload="train.py", command=command, precision="fp32", batch_size=2)
+    with pytest.raises(TargetFailed, match=r"at fp32, batch 2: python train\.py --batch-size 2 --precision fp32"):
+        raise_on_crash(job, JobResult(status=JobStatus.CRASHED, message="exit code 2"))
 
 
 def test_an_unrelated_file_beside_a_script_starts_no_new_study(clean_folder: Path) -> None:
