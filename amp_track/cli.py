@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -246,6 +246,8 @@ def max_batch_command(
     amp-track max-batch experiments/digits.py --memory-budget 64MiB --headroom 5% --multiple-of 8
 
     amp-track max-batch -- python train.py --batch-size {batch_size} --precision {precision}
+
+    To shorten it, set --max-batch-size, --confirm-steps or --job-timeout. After Ctrl-C, the same command resumes.
     """
     words = target or [DEFAULT_WORKLOAD]
     if len(words) == 1:
@@ -453,6 +455,7 @@ def _run() -> int:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     try:
         arguments = cli_params.normalized(sys.argv[1:], _SWITCHES)
+        _check_takes_scripts(arguments)
         if app(args=arguments, prog_name="amp-track", standalone_mode=False) == INTERRUPTED_EXIT_CODE:
             raise KeyboardInterrupt  # typer turns it into a return value
     except AmpTrackError as error:
@@ -469,6 +472,16 @@ def _run() -> int:
         where = lack.filename2 or lack.filename or f"{Path.cwd()} or {tempfile.gettempdir()}"
         return _say(StoreFailed.exit_code, f"{where}: {lack.strerror}. Free some space.")
     return 0
+
+
+def _check_takes_scripts(arguments: Sequence[str]) -> None:
+    """Raise BadInput if a command other than max-batch is given the words of a script."""
+    has_script = any("{batch_size}" in word for word in arguments) or "-- python" in " ".join(arguments)
+    if has_script and arguments[0] in ("train", "search", "compare", "plan", "dtypes", "explain"):
+        raise BadInput(
+            f"{arguments[0]} needs a Workload (docs/your-own-workload.md); only max-batch takes a script. Use it, "
+            "or write a Workload to start from: amp-track init mine.py."
+        )
 
 
 class _Lines(logging.Handler):

@@ -48,6 +48,10 @@ ARGUMENTS = [
     (["max-batch", "--", "--my_file.py"], "--my_file.py: file not found"),
     (["max-batch", DIGITS, "--study", "\udcff"], r"--study: got '\udcff', expected a name of at most 500 printable"),
     (["train", DIGITS, "--set", "width=\udcff"], r"--set: got 'width=\udcff', expected option=value"),
+    *(
+        ([command, "--", "python", "train.py", "--bs", "{batch_size}"], f"{command} needs a Workload (docs/")
+        for command in ("search", "compare", "plan", "train", "dtypes", "explain")
+    ),
     (["max-batch", DIGITS, "--effective-batch-size", "2147483648"], "expected a whole number from 1 to 2147483647"),
 ]
 """Found without a process that has torch."""
