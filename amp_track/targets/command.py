@@ -71,7 +71,8 @@ class CommandTarget(ProbeTarget):
 
     def _unsupported(self) -> tuple[tuple[str, str], ...]:
         if not any("{precision}" in word for word in self._job.command):
-            return tuple((name, "the command has no {precision}") for name in PRECISIONS if name != REFERENCE)
+            reason = "the command has no {precision}; docs/any-training.md says how to add it"
+            return tuple((name, reason) for name in PRECISIONS if name != REFERENCE)
         known = dict(self._job.precision_words)
         return tuple((name, "no --precision-words for it") for name in PRECISIONS if known and name not in known)
 

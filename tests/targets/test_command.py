@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import sys
 import time
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import MEBIBYTE, OUR_FRAMES, WORKLOADS, Done
+from support import MEBIBYTE, OUR_FRAMES, ROOT, WORKLOADS, Done
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
+from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput, TargetFailed
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.runner import JobRunner
@@ -152,6 +154,14 @@ def test_the_words_of_a_precision(command_job: CommandJob, tmp_path: Path) -> No
     assert [dataclasses.replace(theirs, precision=name).words(scratch="s")[2:] for name in ("fp32", "amp", "bf16")] == [
         [], ["--fp16"], ["--bf16"],
     ]  # fmt: skip
+
+
+def test_a_skipped_precision_names_the_page_that_says_how_to_add_it() -> None:
+    target = CommandTarget(Job(workload=SCRIPT, command=("python", SCRIPT, "--bs", "{batch_size}")))
+    reasons = dict(target.inspect().unsupported)
+    assert reasons.keys() == set(PRECISIONS) - {"fp32"}
+    (page,) = re.findall(r"docs/\S+\.md", reasons["bf16"])
+    assert (ROOT / page).is_file()
 
 
 def test_a_crash_shows_the_command_that_was_run() -> None:
