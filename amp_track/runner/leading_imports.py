@@ -58,10 +58,11 @@ def leading_imports(workload: str) -> LeadingImports:
         files = [workload] if os.path.isfile(workload) else []  # reading a pipe would block
         path.insert(0, os.path.realpath(os.path.dirname(workload)))  # as `targets.source` does
     statements: list[str] = []
-    for file in files:
-        for node in _top_level(file):
+    parsed = {file: _parsed_file(file) for file in files}
+    for file, tree in parsed.items():
+        for node in _top_level(tree):
             if not isinstance(node, _Import) or not _is_installed(node, path):
-                contained = all(_imports_only(each, statements) for each in files)
+                contained = all(_imports_only(each, statements) for each in parsed.values())
                 return LeadingImports(tuple(statements), f"{file}, line {node.lineno}", contained)
             if not sys.stdlib_module_names >= _packages(node):
                 statements.append(ast.unparse(node))
@@ -86,9 +87,9 @@ def may_share_server(running: Sequence[str], wanted: LeadingImports) -> bool:
     return any(map(_imports_torch, running)) and any(map(_imports_torch, wanted.statements))
 
 
-def _imports_only(file: str, statements: Sequence[str]) -> bool:
+def _imports_only(tree: ast.Module, statements: Sequence[str]) -> bool:
     """Return whether all imports of a file, including its functions, are of required packages or in `statements`."""
-    imported = {name for node in ast.walk(_parsed_file(file)) if isinstance(node, _Import) for name in _packages(node)}
+    imported = {name for node in ast.walk(tree) if isinstance(node, _Import) for name in _packages(node)}
     allowed = {name for statement in statements for name in _packages(_parsed(statement))}
     return imported <= sys.stdlib_module_names | _REQUIRED | allowed
 
@@ -126,9 +127,9 @@ def _parsed_file(file: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def _top_level(file: str) -> Iterator[ast.stmt]:
+def _top_level(tree: ast.Module) -> Iterator[ast.stmt]:
     """Yield the statements of a file that have an effect when it is imported."""
-    for node in _parsed_file(file).body:
+    for node in tree.body:
         match node:
             case ast.Expr(value=ast.Constant()):  # a docstring
                 continue
