@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from amp_track.results.max_batch import MaxBatchResult
 
-MakeTrainer = Callable[[int, Mapping[str, Any]], "Trainer"]
+MakeTrainer = Callable[[int, dict[str, Any]], "Trainer"]
 
 
 def max_batch(make_trainer: str | MakeTrainer, **settings: Any) -> MaxBatchResult:
@@ -50,7 +50,7 @@ def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
     """Train until amp_track ends the process: without checkpoints, reports and progress bars."""
     from transformers import PrinterCallback, logging
 
-    logging.set_verbosity_error()
+    logging.set_verbosity(logging.ERROR)
     if precision == "tf32":
         torch.set_float32_matmul_precision("high")
     with tempfile.TemporaryDirectory() as folder:

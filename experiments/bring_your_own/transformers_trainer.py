@@ -27,7 +27,7 @@ def make_trainer(batch_size: int, arguments: dict[str, Any]) -> Trainer:
     config = BertConfig(
         vocab_size=100, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
     )  # fmt: skip
-    mine = {"per_device_train_batch_size": batch_size, "num_train_epochs": 1}
+    mine: dict[str, Any] = {"per_device_train_batch_size": batch_size, "num_train_epochs": 1}
     settings = TrainingArguments(**(mine | arguments))
     return Trainer(BertForSequenceClassification(config), settings, train_dataset=Texts())
 

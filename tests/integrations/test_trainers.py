@@ -19,7 +19,7 @@ from amp_track.integrations import lightning
 from amp_track.integrations import transformers as amp_transformers
 from amp_track.records.errors import BadInput
 
-FIT = {"batch_size": 2, "device": "cpu", "module": f"{__name__}:make_net", "data": f"{__name__}:Data"}
+FIT: dict[str, Any] = {"batch_size": 2, "device": "cpu", "module": f"{__name__}:make_net", "data": f"{__name__}:Data"}
 seen: dict[str, Any] = {}
 
 
@@ -64,7 +64,12 @@ class Step(nn.Module):
 
 
 def make_trainer(batch_size: int, arguments: dict[str, Any]) -> transformers.Trainer:
-    mine = {"use_cpu": False, "output_dir": "mine", "max_steps": 1, "per_device_train_batch_size": batch_size}
+    mine: dict[str, Any] = {
+        "use_cpu": False,
+        "output_dir": "mine",
+        "max_steps": 1,
+        "per_device_train_batch_size": batch_size,
+    }
     settings = transformers.TrainingArguments(**(mine | arguments))
     return transformers.Trainer(Step(), settings, train_dataset=[{"x": torch.randn(4)}] * 4)
 
