@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 import sys
@@ -192,7 +193,9 @@ def test_the_max_batch_of_a_script_is_proven_by_whole_trainings(
     done = amp_track("max-batch", *given, "--json", "--", *words)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["recommended"]["command"].startswith(f"python {SCRIPT} --bs ")
+    recommended = found["recommended"]
+    assert recommended["command"].startswith(f"python {SCRIPT} --bs ")
+    assert recommended["epoch_steps"] == math.ceil(1000 / recommended["batch_size"]), "as its DataLoader shows it"
     job = command_job(*words, precision_words=(("fp32", ""), ("bf16", "--bf16")), probe=False)
 
     def runs(batch_size: int, precision: str) -> list[JobStatus]:
