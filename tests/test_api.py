@@ -173,6 +173,7 @@ def test_a_class_that_no_fresh_process_can_import_is_rejected() -> None:
 def test_fit_finds_the_max_batch_and_train_trains_at_it() -> None:
     result = amp_track.max_batch(FAULTS, precision="fp32", max_batch_size=9, study="small", **stores())
     assert result.max_batch == {"fp32": 9}
+    assert "fp32: batch 9 ran in" in str(result)
     assert result.as_json()["precisions"]["fp32"]["bound"] == "max_batch_size"
     trained = amp_track.train(FAULTS, precision="fp32", batch_size="auto", max_batch_size=9, study="small", **stores())
     assert (trained.job.batch_size, trained.job_result.fits) == (9, True)
