@@ -134,10 +134,11 @@ def differing_only_in(setting: str, study: optuna.Study) -> str | None:
     """Return the newest other study that differs from a part of a study in one setting only, by its NAME."""
     mine, (_, _, part) = json.loads(study.user_attrs[_SETTINGS]), study.study_name.partition("/")
     for other in reversed(optuna_internals.storage_of(study).get_all_studies()):
-        known = json.loads(other.user_attrs.get(_SETTINGS, "{}"))
         name, _, other_part = other.study_name.partition("/")
-        if other_part == part and known != mine and {**known, setting: ""} == {**mine, setting: ""}:
-            return name
+        if other_part == part and other.user_attrs.get(VERSION_ATTRIBUTE) == VERSION:
+            known = json.loads(other.user_attrs.get(_SETTINGS, "{}"))
+            if known != mine and {**known, setting: ""} == {**mine, setting: ""}:
+                return name
     return None
 
 
