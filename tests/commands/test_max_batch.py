@@ -100,16 +100,21 @@ class TestSamplesOfDifferentSize:
 
 
 def test_a_changed_file_starts_a_new_study_and_a_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    def study(text: str, **job: object) -> str:
-        Path("mine.py").write_text(text)
-        return max_batch(asked(study=None, job={"workload": "mine.py", **job}), runner=SimulatedRunner()).study
+    def interrupt(job: Job) -> None:
+        raise KeyboardInterrupt
 
-    first, other = study("# one"), study("# two", seed=0, channels_last=True)
-    assert "new study" not in capsys.readouterr().err
-    second = study("# two")
-    said = f"new study {second}: mine.py or a file that it imports has changed since study {first}\n"
-    assert said in capsys.readouterr().err
-    assert second not in (first, other)
+    def start(text: str, **job: object) -> str:
+        Path("mine.py").write_text(text)
+        runner = SimulatedRunner(fails=interrupt)  # type: ignore[arg-type]
+        with pytest.raises(KeyboardInterrupt):
+            max_batch(asked(study=None, job={"workload": "mine.py", **job}), runner=runner)
+        return capsys.readouterr().err
+
+    assert "new study" not in start("# one") + start("# two", channels_last=True)
+    said = start("# two")
+    first, _, second = (name.split("/")[0] for name in optuna.get_all_study_names(stores()["storage"]))
+    assert f"new study {second}: mine.py or a file that it imports has changed since study {first}\n" in said
+    assert "new study" not in start("# two")
 
 
 class TestEvaluation:
