@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -48,9 +49,15 @@ def __getattr__(name: str) -> Any:
 
 def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
     """Train until amp_track ends the process: without checkpoints, reports and progress bars."""
-    from transformers import PrinterCallback, logging
+    from transformers import PrinterCallback
+    from transformers import logging as transformers_logging
 
-    logging.set_verbosity(logging.ERROR)
+    if device.startswith("cuda") and torch.cuda.device_count() > 1:
+        raise BadInput(
+            "transformers trains on all GPUs that it sees. Show it one, such as with CUDA_VISIBLE_DEVICES=0, and use "
+            "--device cuda."
+        )
+    transformers_logging.set_verbosity(logging.ERROR)
     if precision == "tf32":
         torch.set_float32_matmul_precision("high")
     with tempfile.TemporaryDirectory() as folder:
