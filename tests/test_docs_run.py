@@ -6,7 +6,9 @@ written, from docs/examples.py.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import functools
 import json
 import os
 import re
@@ -228,7 +230,10 @@ def names_of_a_reader() -> dict[str, Any]:
     from torch.optim.lr_scheduler import OneCycleLR
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+    parser = argparse.ArgumentParser()
+    parser.parse_args = functools.partial(parser.parse_args, [])  # type: ignore[method-assign]
     return {
+        "parser": parser,
         "torch": torch, "nn": torch.nn, "amp_track": amp_track, "Dataset": torch.utils.data.Dataset, "Net": Net,
         "dataclass": dataclass, "Workload": amp_track.Workload, "TrainStep": amp_track.TrainStep, "model": model,
         "optimizer": optimizer, "cross_entropy": torch.nn.functional.cross_entropy, "epochs": 1, "steps": 4,

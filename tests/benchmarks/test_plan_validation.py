@@ -26,7 +26,7 @@ ROWS = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own_settings():
     """A prediction is made in a process that does nothing else."""
     threads = torch.get_num_threads()
@@ -35,7 +35,6 @@ def own_settings():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.usefixtures("own_settings")
 @pytest.mark.parametrize("row", ROWS)
 def test_the_expected_batch_is_inside_and_the_safe_one_did_not_fail(row: Published) -> None:
     found = predict(row)

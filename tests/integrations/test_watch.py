@@ -309,8 +309,7 @@ def test_a_growth_interval_below_the_running_count_is_explained() -> None:
     assert any("growth interval was set below" in line for line in watched.advice())
 
 
-@pytest.mark.parametrize("clips", [True, False])
-@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize(("scaled", "clips"), [(True, True), (True, False), (False, False)])
 def test_a_diagnosis_counts_what_training_with_train_step_counts(scaled: bool, clips: bool) -> None:
     def batch(step: int) -> torch.Tensor:
         return torch.randn(8, 16, generator=torch.Generator().manual_seed(step)) * (1e6 if step == 3 else 1.0)
