@@ -170,7 +170,7 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
     with closing(studies), ExitStack() as stack:
         # Otherwise two search workers that start at the same time would create a run each.
         with studies.lock(f"run of {study.study_name}"):
-            known = storage.parent_run_id_of(study)
+            known = first_known = storage.parent_run_id_of(study)
             if known is not None and not tracker.exists(known):
                 known = None  # it is in another tracking store, or was deleted
             tags = {"amp_track.kind": "study", "amp_track.study": studies.name}
@@ -178,7 +178,7 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
             if known is None:
                 study.set_user_attr(storage.PARENT_RUN_ID, parent.run_id)
         if known is None:
-            if studies.session.request.stores.study is None:  # else the name was chosen
+            if first_known is None and studies.session.request.stores.study is None:  # else the name was chosen
                 _say_changed_source(studies, study)
             _describe(studies.session, parent)
         elif given_run_id is not None and known != given_run_id:

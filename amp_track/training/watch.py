@@ -112,6 +112,8 @@ class TrainingWatch:
         self._epoch_began: float | None = None
         """When the first batch of an epoch was drawn, until its first step."""
         self._steps_needed = _PROBE_STEPS
+        self._has_workers = False
+        """Whether the training's last loader has worker processes."""
         self._last_draw: tuple[int, int, float | None] = (0, 0, None)
         """The samples of the largest batch since the last step and of its data set, and the ratio of their sizes."""
         self._samples_since_step = 0
@@ -275,8 +277,9 @@ class TrainingWatch:
         if self._job.probe:
             self._device.synchronize()
         now = time.perf_counter()
-        has_loader = self._last_draw[0] > 0
-        samples, self._samples_since_step = self._samples_since_step if has_loader else self._batch_size, 0
+        counts_draws = self._last_draw[0] > 0 and not self._has_workers  # they draw many batches ahead
+        samples = self._samples_since_step or (0 if counts_draws else self._batch_size)
+        self._samples_since_step = 0
         if samples and self._ends and not self._is_interrupted:  # without samples, its batch was drawn ahead
             self._intervals.append((now - self._ends[-1], samples))
         elif samples and self._epoch_began is not None:
@@ -312,12 +315,15 @@ class TrainingWatch:
             if count == 1:
                 self._samples_without_a_batch = _length(iterator._dataset)
             raise
+        self._has_workers = iterator._num_workers > 0 if trains else self._has_workers
         if self._job.probe and self._ends_epoch(count, trains):
             index = _last(iterator, index)
         if isinstance(index, list):
             samples, sizes = _length(iterator._dataset), None
             if self._job.worst_batch and (self._job.probe or count % 2):
                 sizes = self._sizes_of(iterator)
+            if not trains:
+                return sizes.largest(len(index)) if sizes is not None else index
             # Several batches of one loader make a step if gradients accumulate, or if it draws ahead as accelerate's.
             is_another = getattr(iterator, "amp_track_step", None) == self.steps
             iterator.amp_track_step = self.steps
@@ -331,9 +337,11 @@ class TrainingWatch:
         """Return whether a probe goes on to the last batch: of an evaluation, or once of an epoch with enough steps."""
         if not trains:
             return count == _FULL + 1
-        if self._has_shortened_epoch or count <= _FULL or self.steps < _FULL:
+        if self._has_shortened_epoch or count <= _FULL or (self.steps < _FULL and not self._has_workers):
             return False
         self._has_shortened_epoch = True
+        if self._has_workers:  # all batches up to the last one are drawn before the first step
+            return True
         draws_ahead = count - 1 > self.steps
         self._steps_needed = max(_PROBE_STEPS, self.steps + 3 + draws_ahead)
         return True

@@ -57,6 +57,17 @@ def test_the_speed_is_that_of_full_batches_though_an_epoch_has_only_one(
     assert job_result.samples_per_second is not None and job_result.samples_per_second > 50  # the other: 10 in 0.3 s
 
 
+def test_a_loader_that_draws_ahead_in_processes_comes_to_its_last_batch_and_an_evaluation(
+    runner: JobRunner, function_job: FunctionJob, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    options = (("log", str(log)),)
+    job_result = runner.run(function_job("loads_in_processes", options=options, memory_budget_bytes=None))
+    assert job_result.status is JobStatus.FITS
+    assert {"train 8", "train 3", "evaluation 8", "evaluation 3"} <= set(log.read_text().splitlines())
+    assert job_result.samples_per_second
+
+
 @pytest.mark.parametrize(("batches", "every"), [(8, 1), (8, 2), (8, 4), (3, 2)])
 def test_gradients_may_accumulate_over_batches_drawn_ahead(
     runner: JobRunner, function_job: FunctionJob, batches: int, every: int

@@ -265,3 +265,18 @@ def needs_a_library(batch_size: int, precision: str) -> None: ...
 
 
 needs_a_library.library = "no_such_library"  # type: ignore[attr-defined]
+
+
+def loads_in_processes(batch_size: int, precision: str, log: str) -> None:
+    """Epochs over a DataLoader with worker processes, which draw ahead, and an evaluation after each."""
+    training, data = Training(precision), TensorDataset(images(11 * batch_size + 3))
+    while True:
+        for (batch,) in DataLoader(data, batch_size=batch_size, num_workers=2):
+            training.step(batch)
+            with open(log, "a") as file:
+                print("train", len(batch), file=file)
+        with torch.no_grad():
+            for (batch,) in DataLoader(data, batch_size=batch_size, num_workers=2):
+                training.model(batch)
+                with open(log, "a") as file:
+                    print("evaluation", len(batch), file=file)
