@@ -55,9 +55,8 @@ def max_batch(
         flags = json.dumps(dict(trainer or {}))
     except (TypeError, ValueError):
         raise BadInput(f"trainer: got {trainer!r}, expected a dictionary of texts, numbers and booleans") from None
-    options = {"module": source.importable_name(make_module), "data": source.importable_name(make_data)}
-    options["trainer"] = flags
-    return api.max_batch(f"{__name__}:fit", set=options, **settings)
+    names = {"module": source.importable_name(make_module), "data": source.importable_name(make_data)}
+    return api.max_batch(f"{__name__}:fit", set=names | {"trainer": flags}, **settings)
 
 
 def __getattr__(name: str) -> Any:

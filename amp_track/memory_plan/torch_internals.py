@@ -87,8 +87,8 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 
     Relies on `FakeTensorMode`, which torch.compile traces with. Three things are patched. It cannot deepcopy itself or
     its tensors, which models built with `copy.deepcopy` need, such as `nn.TransformerEncoder`, nor small constants
-    with values, such as the counter of a batch norm. Its memo of tensors
-    holds weak references, so that `model.to(memory_format=…)` cannot swap them (pytorch#178584).
+    with values, such as the counter of a batch norm. Its memo of tensors holds weak references, so that
+    `model.to(memory_format=…)` cannot swap them (pytorch#178584).
     `nn.init.trunc_normal_` draws until no value is too large, which needs values (torch 2.15).
     """
 

@@ -22,7 +22,7 @@ SAFETY_MARGIN = 0.04
 SPEED_ERROR, FAR_OFF = 1.2, 0.14
 """The median error of an estimated speed, as a factor, and the part of models with one above 1.5.
 
-Source: docs/plan-validation.md."""
+Source: docs/plan-speed.md."""
 LARGEST_PLANNED = 2**24
 """The largest batch to predict unless something limits it: more than anybody trains with."""
 

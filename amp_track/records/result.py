@@ -40,7 +40,7 @@ class ScaleReport:
 
     @classmethod
     def after(cls, steps: int, changes: Sequence[tuple[int, float]], final: float) -> ScaleReport:
-        """Return the report after so many optimizer steps. `changes` begin with the initial scale."""
+        """Return the report of a training of `steps` optimizer steps. `changes` begin with the initial scale."""
         history = dict(changes)
         history.setdefault(steps, final)
         return cls(initial=changes[0][1], final=final, history=tuple(history.items()))

@@ -315,21 +315,22 @@ class TrainingWatch:
             if count == 1:
                 self._samples_without_a_batch = _length(iterator._dataset)
             raise
-        self._has_workers = iterator._num_workers > 0 if trains else self._has_workers
+        if trains:
+            self._has_workers = iterator._num_workers > 0
         if self._job.probe and self._ends_epoch(count, trains):
             index = _last(iterator, index)
         if isinstance(index, list):
             samples, sizes = _length(iterator._dataset), None
             if self._job.worst_batch and (self._job.probe or count % 2):
                 sizes = self._sizes_of(iterator)
-            if not trains:
-                return sizes.largest(len(index)) if sizes is not None else index
-            # Several batches of one loader make a step if gradients accumulate, or if it draws ahead as accelerate's.
-            is_another = getattr(iterator, "amp_track_step", None) == self.steps
-            iterator.amp_track_step = self.steps
-            largest = max(len(index), self._last_draw[0]) if is_another else len(index)
-            self._last_draw = largest, samples, sizes.ratio if sizes is not None else None
-            self._samples_since_step += len(index)
+            if trains:
+                # Several batches of one loader make a step if gradients accumulate, or if it draws ahead as
+                # accelerate's.
+                is_another = getattr(iterator, "amp_track_step", None) == self.steps
+                iterator.amp_track_step = self.steps
+                largest = max(len(index), self._last_draw[0]) if is_another else len(index)
+                self._last_draw = largest, samples, sizes.ratio if sizes is not None else None
+                self._samples_since_step += len(index)
             index = sizes.largest(len(index)) if sizes is not None else index
         return index
 

@@ -41,11 +41,11 @@ def test_trainings_and_their_scaler_are_shown_for_what_they_are() -> None:
         assert best is not None and best.job_result.metric == 0.9, "a metric that is no number is never the best"
 
 
-def test_a_training_that_ran_out_of_memory_at_the_max_batch_is_told() -> None:
+def test_a_training_that_ran_out_of_memory_at_the_max_batch_has_a_note() -> None:
     assert not [line for line in report.notes(SEARCH) if "out of memory" in line]
-    told = with_result(1, JobResult(status=JobStatus.OOM, phase="backward"))
-    assert "out of memory" in text(told)
-    (note,) = [line for line in report.notes(told) if "out of memory" in line]
+    failed = with_result(1, JobResult(status=JobStatus.OOM, phase="backward"))
+    assert "out of memory" in text(failed)
+    (note,) = [line for line in report.notes(failed) if "out of memory" in line]
     assert note.startswith("fp32 at batch 10,949: out of memory")
     assert "--headroom" in note
 
