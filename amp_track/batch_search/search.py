@@ -31,6 +31,10 @@ _NEARLY = 16
 """A failure in the last 1/16 of the way to the predicted max batch may be just a small error of the line."""
 _WELL_BELOW = 0.7
 """Fraction of the way to a failed batch at which the next one is tried."""
+_FAR_APART = 4
+"""Ratio of two batches above which the middle between them is that of their logarithms."""
+_STRIDE = 8
+"""Factor to the next batch while memory does not rise."""
 _LEAST_OF_PLAN = 0.8
 """A slope below this fraction of the planned one is ignored: tensors alone take that much."""
 _BISECT_AFTER = range(12, 10_000, 2)
@@ -169,8 +173,13 @@ def _before_anything_fits(ceiling: int, hint: Hint, *, any_failed: bool) -> Next
 
 def _by_bisection(floor: int, ceiling: int, *, any_failed: bool) -> Next:
     if any_failed:
-        return Next((floor + ceiling) // 2, f"bisecting between {floor}, which fits, and {ceiling}, which does not")
+        return Next(_halfway(floor, ceiling), f"bisecting between {floor}, which fits, and {ceiling}, which does not")
     return Next(2 * floor, f"twice {floor}, which fits")
+
+
+def _halfway(floor: int, ceiling: int) -> int:
+    """Return the mean of two batches; of their logarithms if they are far apart."""
+    return round(math.sqrt(floor * ceiling)) if ceiling > _FAR_APART * floor else (floor + ceiling) // 2
 
 
 def _by_memory(
@@ -188,7 +197,7 @@ def _by_memory(
     if planned is not None and (line is None or line.slope_bytes < _LEAST_OF_PLAN * planned.slope_bytes):
         line = planned
     if line is None:
-        return _without_a_line(points[-1], ceiling, room_bytes)
+        return _without_a_line(points, ceiling, room_bytes)
 
     def to(batch_size: int, reason: str) -> Next:
         predicted = line.at(min(max(batch_size, floor + 1), ceiling - 1))
@@ -273,7 +282,7 @@ def _below_a_surprise(
         if len(failing) == 1:
             return floor + round(_WELL_BELOW * (ceiling - floor)), far
         return round(math.sqrt(floor * ceiling)), far
-    halfway = (floor + ceiling) // 2
+    halfway = _halfway(floor, ceiling)
     surprises = sum(probe.batch_size <= ceiling + 2 * (ceiling - floor) for probe in failing)
     if (crossing - ceiling) * _NEARLY <= crossing - floor:
         if surprises == 1:
@@ -319,14 +328,18 @@ def _line_to_failure(last: Point, failure: Probe, budget_bytes: int) -> Line | N
     return Line(last.batch_size, last, slope) if slope > 0 else None
 
 
-def _without_a_line(point: Point, ceiling: int, room_bytes: float) -> Next:
-    """Choose the second batch to measure after a single one.
+def _without_a_line(points: Sequence[Point], ceiling: int, room_bytes: float) -> Next:
+    """Choose the next batch to measure after a single one, or while memory does not rise.
 
-    `sure` fits if all memory is proportional to the batch. If it is hardly larger than the measured batch, there is a
-    fixed part (or this is the max batch), so twice as many samples are tried.
+    It does not rise while the optimizer step takes more than the samples do, which no measurement predicts the end of.
+    For a single measurement, `sure` fits if all memory is proportional to the batch. If it is hardly larger than the
+    measured batch, there is a fixed part (or this is the max batch), so twice as many samples are tried.
     """
-    batch_size = point.batch_size
-    sure = math.floor(batch_size * room_bytes / max(point.size_bytes, 1.0))
+    batch_size = points[-1].batch_size
+    if len(points) > 1:
+        more = min(_STRIDE * batch_size, _halfway(batch_size, ceiling))
+        return Next(more, f"{batch_size} takes no more memory than {points[0].batch_size}")
+    sure = math.floor(batch_size * room_bytes / max(points[0].size_bytes, 1.0))
     if (sure - batch_size) * 4 < batch_size and 2 * batch_size < ceiling:
         return Next(2 * batch_size, f"twice {batch_size}: one measurement does not show the memory per sample")
     guess = min(max(sure, batch_size + 1), (batch_size + ceiling) // 2)

@@ -38,6 +38,17 @@ def wavering(max_batch: int, budget: int, share: float, samples: float) -> Devic
     return Device(lambda b: fixed + each * (b + (b > 1) * samples * (random.Random(b).random() - 0.5)), budget)
 
 
+def flat_at_first(chance: random.Random, max_batch: int, budget: int, share: float, noise: float) -> Device:
+    """Up to some batch the optimizer step takes more than the samples do; a reading has noise, a share of the budget."""
+    fixed, each = line(max_batch, budget, share)
+    bend = chance.random() * max_batch
+
+    def need(batch_size: int) -> float:
+        return fixed + each * max(bend, batch_size) + noise * budget * random.Random(batch_size).random()
+
+    return Device(need, budget)
+
+
 def plateau(max_batch: int, width: int) -> Device:
     """A small MLP's memory as measured: nearly none up to 170 samples, then a line, and no more in the last `width`.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from batch_search.devices import FAMILIES, bent, jumping, line, plateau
+from batch_search.devices import FAMILIES, bent, flat_at_first, jumping, line, plateau
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_memory import UNLIMITED, Device
@@ -105,7 +105,7 @@ STEPS: list[tuple[str, int | None, dict[str, Any], Next]] = [
     # A surprise: a failure that the line does not explain.
     ("8=180 16=260 50x", 10000, {}, Next(33, "bisecting between 16 and 50, which exceeds a kernel limit", 430)),
     ("8=180 16=260 80!", 10000, {},
-     Next(48, "80 ran out of memory although predicted to fit; bisecting between 16 and 80", 580)),
+     Next(36, "80 ran out of memory although predicted to fit; bisecting between 16 and 80", 460)),
     ("8=180 16=260 86!", 10000, {},
      Next(65, "86 ran out of memory although predicted to fit from much smaller batches", 750)),
     ("8=180 16=260 500!", 10000, {},
@@ -243,6 +243,20 @@ def test_most_devices_that_are_not_linear_take_eight_probes(
     assert counts[500] <= 7
     assert counts[939] <= 8, "94 % take at most 8, as docs/max-batch.md says"
     assert counts[-1] <= 14
+
+
+@pytest.mark.parametrize("noise", [0, 1e-4, 1e-2])
+def test_memory_that_is_flat_at_small_batches_takes_at_most_18_probes_for_94_percent(noise: float) -> None:
+    counts = []
+    for seed in range(1000):
+        chance = random.Random(seed)
+        max_batch, budget = int(10 ** chance.uniform(1, 4)), int(2 ** chance.uniform(28, 37))
+        device = flat_at_first(chance, max_batch, budget, chance.uniform(0, 0.95), noise)
+        _, probes = device.search(hint=Hint(chance.randint(8, 32)))
+        counts.append(len(probes))
+    counts.sort()
+    assert counts[939] <= 18, "it took 21 to 24, when it extrapolated from flat readings and bisected arithmetically"
+    assert counts[-1] <= 26
 
 
 @given(truth=st.integers(0, 10**6), limit=st.integers(1, 10**6))
