@@ -100,6 +100,8 @@ class CommandTraining:
         (self._folder / "scratch").mkdir(exist_ok=True)
         os.environ |= _NO_TRACKING | {"MLFLOW_TRACKING_URI": f"sqlite:///{self._folder}/mlflow.db"}
         output = self._folder / OUTPUT
+        if source.is_python(program) and not source.LAUNCHERS.isdisjoint(arguments):
+            return self._launch([sys.executable, *arguments], output)
         if not source.is_python(program):
             return self._launch([program, *arguments], output)
         self._watch = watch = TrainingWatch(self._job, self._device, self._send, enforce_budget=self._enforce_budget)

@@ -26,6 +26,8 @@ _SUFFIXES = importlib.machinery.all_suffixes()
 """The suffixes of importable files: .py, .so, …"""
 LIBRARIES = ("accelerate", "lightning", "pytorch-lightning", "timm", "transformers")
 """Libraries that train: each version may use another amount of memory."""
+LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
+"""Modules that start the script of their command in its own interpreters, as torchrun and `accelerate launch` do."""
 ESTIMATE = "amp_track.estimate(model, example, optimizer)"
 """The call that plans a model without a Workload."""
 _IMPORT = re.compile(
@@ -262,7 +264,7 @@ def script_of(command: Sequence[str]) -> str:
     for before, word in pairwise(("", *command)):
         if word.endswith(".py") and os.path.isfile(word):
             return word
-        if before == "-m" and "{" not in word:
+        if before == "-m" and "{" not in word and word not in LAUNCHERS:
             if os.getcwd() not in sys.path:
                 sys.path.insert(0, os.getcwd())
             with suppress(ImportError, ValueError):

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -28,6 +28,7 @@ from amp_track.targets.source import script_of
 
 SCRIPT = str(WORKLOADS / "scripts" / "train.py")
 TORCHRUN = str(Path(sys.executable).parent / "torchrun")
+MODULE = "python", "-m", "torch.distributed.run"
 CommandJob = Callable[..., Job]
 
 
@@ -61,10 +62,13 @@ def test_a_longer_run_makes_the_whole_training(runner: JobRunner, command_job: C
 
 
 @pytest.mark.slow
-def test_a_script_under_a_launcher_has_the_same_peak(runner: JobRunner, command_job: CommandJob) -> None:
+@pytest.mark.parametrize("launcher", [[TORCHRUN], MODULE])
+def test_a_script_under_a_launcher_has_the_same_peak(
+    runner: JobRunner, command_job: CommandJob, launcher: Sequence[str]
+) -> None:
     script = [SCRIPT, "--bs", "{batch_size}"]
     alone = runner.run(command_job(sys.executable, *script))
-    launched = runner.run(command_job(TORCHRUN, "--nproc-per-node", "1", *script))
+    launched = runner.run(command_job(*launcher, "--nproc-per-node", "1", *script))
     assert launched.status is JobStatus.FITS, launched
     assert launched.peak_bytes == alone.peak_bytes
 
