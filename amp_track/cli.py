@@ -247,7 +247,7 @@ def max_batch_command(
 
     amp-track max-batch -- python train.py --batch-size {batch_size} --precision {precision}
 
-    To shorten it, set --max-batch-size, --confirm-steps or --job-timeout. After Ctrl-C, the same command resumes.
+    To shorten it, set --time-limit, --max-batch-size or --confirm-steps. After Ctrl-C, the same command resumes.
     """
     words = target or [DEFAULT_WORKLOAD]
     if len(words) == 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -88,7 +90,8 @@ def max_batch_in(
     study, sampler = open_study(studies, recommends=recommends)
     with tracked(studies, study, tracker, given_run_id=given_run_id) as tracked_study:
         study_manifest.keep(tracked_study, "max-batch")
-        result = find_max_batches(tracked_study, sampler)
+        limit_seconds = studies.session.request.search_options.time_limit_seconds
+        result = find_max_batches(tracked_study, sampler, limit_seconds=limit_seconds)
         if study_manifest.is_searched(study):  # the page of a search has more
             return dataclasses.replace(result, report=publish.page_of_run(tracked_study.parent))
         return dataclasses.replace(result, report=publish.publish(tracked_study, result, "max-batch"))
@@ -104,8 +107,12 @@ def open_study(studies: Studies, *, recommends: bool = False) -> tuple[Study, Ba
     return study, sampler
 
 
-def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxBatchResult:
+def find_max_batches(
+    tracked_study: TrackedStudy, sampler: BatchSampler, *, limit_seconds: float | None = None
+) -> MaxBatchResult:
     """Probe until every max batch is proven and confirmed, and log them to the study's run.
+
+    After `limit_seconds` no second probe starts, and the max batches that are not proven yet are missing.
 
     Raises:
         NothingFits: not even one sample fits, at any precision.
@@ -121,6 +128,7 @@ def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxB
     session.say_cautions()
 
     budget = probe_jobs.budget_of(session, goal)
+    deadline = time.monotonic() + (limit_seconds if limit_seconds is not None else math.inf)
     while max_batches.is_anything_left(study, sampler):
         with trials.next_trial(study) as asked:  # Optuna asks the sampler for the job
             proposal = sampler.suggest(asked.trial)
@@ -137,6 +145,9 @@ def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxB
                 rows = [row for row in same if (row.kind == "typical") == (proposal.kind == "typical")]
                 _check_growth(job, job_result, [(row.batch_size, row.job_result) for row in rows])
             asked.value = max_batches.record(asked.trial, proposal, job_result, run_id, goal.budget_bytes)
+        if time.monotonic() > deadline and max_batches.is_anything_left(study, sampler):
+            progress.say("--time-limit is reached; the same command goes on with what is left")
+            break
     publish.show_max_batches(tracked_study.studies, study, goal)
 
     fits = max_batches.proven(study, sampler)
@@ -149,7 +160,7 @@ def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxB
     tracked_study.tracker.settle()
     result = result_of(session, study, sampler, fits, run=tracked_study.run)
     publish.keep_max_batches(tracked_study, result)
-    if all(fitted.max_batch.batch_size == 0 for fitted in fits.values()):
+    if fits and all(fitted.max_batch.batch_size == 0 for fitted in fits.values()):
         raise NothingFits(why_nothing_fits(goal.budget_bytes, fits), result=result.as_json())
     return result
 

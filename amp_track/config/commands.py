@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amp_track.config import torchrun, values
-from amp_track.config.cli_params import Flag, build, changed, flag_named, flags_of
+from amp_track.config.cli_params import Flag, Panel, build, changed, flag_named, flags_of
 from amp_track.config.job import Job
 from amp_track.config.options import (
     DEFAULT_TIME_LIMIT,
@@ -54,6 +54,14 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "max-batch": (
         *flags_of(MaxBatchOptions),
+        *changed(
+            flags_of(SearchOptions, "time_limit_seconds"),
+            time_limit_seconds={
+                "help": "Start no further probe after this time: 90s, 30m, 2h. The same command goes on.",
+                "shown_default": "no limit",
+                "panel": Panel.MAX_BATCH,
+            },
+        ),
         *_JOB_OF_A_STUDY,
         *flags_of(Job, "precision_words"),
         *flags_of(Stores),

@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -15,6 +16,7 @@ from optuna.trial import TrialState
 from simulated import SimulatedRunner
 from support import DIGITS, MEBIBYTE, client, request, stores
 
+from amp_track.commands import max_batch as max_batch_command
 from amp_track.commands.max_batch import max_batch
 from amp_track.commands.search import search
 from amp_track.commands.train import train
@@ -46,6 +48,22 @@ def trials(study: str = "mine") -> list[optuna.trial.FrozenTrial]:
 def note_of(result: Any) -> str:
     (note,) = [note for note in max_batch_notes(result) if note.startswith("fp32: ")]
     return note
+
+
+def test_a_time_limit_ends_with_what_is_known_and_the_same_command_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runner = SimulatedRunner()
+    clock = SimpleNamespace(monotonic=lambda: 60.0 * len(runner.jobs))  # each probe takes a minute
+    monkeypatch.setattr(max_batch_command, "time", clock)
+    first = max_batch(asked("fp32", "bf16", time_limit_seconds=90.0), runner=runner)
+    assert (len(runner.jobs), first.max_batch, first.unproven) == (2, {}, ("fp32", "bf16"))
+    assert first.recommended is None and "not proven yet: batch " in first.skipped["fp32"]
+    assert "--time-limit" in capfd.readouterr().err
+    second = max_batch(asked("fp32", "bf16", time_limit_seconds=540.0), runner=runner)
+    assert set(second.max_batch) == {"fp32"} and second.unproven == ("bf16",)
+    assert second.recommended is not None
+    assert set(max_batch(asked("fp32", "bf16"), runner=runner).max_batch) == {"fp32", "bf16"}
 
 
 class TestSamplesOfDifferentSize:
