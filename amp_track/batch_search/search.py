@@ -149,9 +149,8 @@ def explore(
         guess = _by_memory(metered, failing, ceiling, budget_bytes, hint, from_above=from_above)
     batch_size = min(max(guess.batch_size, floor + 1), ceiling - 1)
     if batch_size == limit.batch_size and not failing:
-        return dataclasses.replace(
-            guess, batch_size=batch_size, reason=f"upper limit of the search ({limit.bound})"
-        )  # fmt: skip
+        bound = "--max-batch-size" if limit.bound == "max_batch_size" else limit.bound
+        return dataclasses.replace(guess, batch_size=batch_size, reason=f"upper limit of the search ({bound})")
     return dataclasses.replace(guess, batch_size=batch_size)
 
 

@@ -17,7 +17,7 @@ from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import progress
-from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
+from amp_track.results.max_batch import NOT_ASKED_FOR, MaxBatchResult, PrecisionResult
 from amp_track.runner.runner import ignore
 from amp_track.session import probe_jobs, publish, study_manifest
 from amp_track.session.run_job import limit_in_words, raise_on_crash, run_trial, why_nothing_fits
@@ -185,8 +185,11 @@ def result_of(
     from amp_track.study import max_batches
 
     trials = study.get_trials(deepcopy=False)
-    skipped = session.unsupported | {
-        name: "not asked for" for name in PRECISIONS if name not in (*session.precisions, *session.unsupported)
+    takes_all = session.request.max_batch_options.precisions is None
+    skipped = {
+        name: session.unsupported[name] if takes_all else NOT_ASKED_FOR
+        for name in PRECISIONS
+        if name not in session.precisions
     }
     unproven = {}
     for precision in session.precisions:
@@ -216,6 +219,7 @@ def result_of(
         cautions=session.cautions,
         probes=tuple(dataclasses.replace(probe, run_id=run.id_of(probe.run_id)) for probe in probes),
         training_samples=_training_samples(session, [probe.job_result for probe in probes]),
+        drops_last=any(probe.job_result.drops_last for probe in probes),
         workload_batch_size=inspection.batch_size if inspection.kind == "workload" else None,
         limit_bytes=sampler.goal.budget_bytes,
         recommended_bytes=sampler.goal.recommended_bytes,

@@ -8,7 +8,7 @@ from typing import Literal
 from amp_track.config import values
 from amp_track.config.cli_params import Flag, Panel, flags_of, setting, switch
 from amp_track.config.job import Job
-from amp_track.config.precisions import PRECISIONS
+from amp_track.config.precisions import PRECISIONS, REFERENCE
 from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.stores.addresses import (
@@ -69,7 +69,7 @@ class MaxBatchOptions:
 
     precisions: tuple[str, ...] | None = setting(
         None, values.precisions,
-        f"Precisions to compare, comma-separated: {', '.join(PRECISIONS)} (fp16 is the same as amp).",
+        f"Precisions to compare, comma-separated: {', '.join(PRECISIONS)} (fp16 and float16 are the same as amp).",
         flag="precision", shown_default="every one the device supports"
     )
     max_batch_size: int | None = setting(
@@ -346,6 +346,13 @@ class Request:
     """Whether this process runs only this command: it may then lower its own priority permanently."""
 
     def __post_init__(self) -> None:
+        precisions = self.max_batch_options.precisions or ()
+        without_a_place = self.job.command and not any("{precision}" in word for word in self.job.command)
+        if without_a_place and (named := [name for name in precisions if name != REFERENCE]):
+            raise BadInput(
+                f"--precision: got {', '.join(named)}, but the command has no {{precision}}. docs/any-training.md says "
+                "how to add it."
+            )
         effective, grad_accum = self.max_batch_options.effective_batch_size, self.job.grad_accum
         if effective is not None and grad_accum != 1:
             raise BadInput(

@@ -81,6 +81,7 @@ BY_NAME = {
     for precision in (
         Precision(
             name="fp32",
+            aliases=("float32",),
             words="strict IEEE",
             color="#0072B2",
             computes="float32",
@@ -95,7 +96,7 @@ BY_NAME = {
         ),
         Precision(
             name="amp",
-            aliases=("fp16",),
+            aliases=("fp16", "float16"),
             words="float16 with GradScaler",
             color="#D55E00",
             computes="float16",
@@ -110,6 +111,7 @@ BY_NAME = {
         ),
         Precision(
             name="bf16",
+            aliases=("bfloat16",),
             color="#009E73",
             computes="bfloat16",
             autocasts=True,

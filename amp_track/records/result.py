@@ -128,6 +128,7 @@ class JobResult:
     traceback: str = ""
     signal: str = ""  # the signal that killed the job process, such as `SIGSEGV`
     training_samples: int | None = None
+    drops_last: bool = False  # whether a last batch that is not full is left out
     """The size of the data set for each process, if the job has shown it: of a function, a command or a stream."""
     size_ratio: float | None = None
     """The size of the largest samples relative to the mean, if every batch had the largest ones."""

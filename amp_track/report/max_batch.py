@@ -28,6 +28,8 @@ _BOUNDS = {
 }
 _MOST_SPREAD = 0.3
 """Readings of one batch that differ by a larger fraction decide nothing: the machine is busy with something else."""
+_SAME_MEMORY = 1.01
+"""The ratio of two peaks of one batch above which a note names both."""
 _RESOLUTION = {
     True: "Memory is measured in pages (4 KiB).",
     False: "Memory is measured in segments of the caching allocator (2 MiB or more).",
@@ -52,7 +54,7 @@ def max_batch_table(result: MaxBatchResult) -> Table:
     if result.effective_batch_size is not None:
         columns += numbers(f"effective\nbatch {result.effective_batch_size}")
     rows = [_row(result, name) for name in result.precisions]
-    rows += [(name, "skipped", *[UNKNOWN] * (len(columns) - 2)) for name in result.skipped]
+    rows += [(name, "skipped", *[UNKNOWN] * (len(columns) - 2)) for name in result.left_out]
     return table_of(title(result), columns, rows)
 
 
@@ -60,8 +62,8 @@ def _row(result: MaxBatchResult, name: str) -> Row:
     fitted = result.precisions[name]
     efficient, confirmed = fitted.efficient_batch, UNKNOWN
     if fitted.confirmation is not None:
-        whole = f" of\n{fitted.epoch_steps:,}" if _is_cut_short(fitted) else ""
-        confirmed = f"{fitted.confirmation.steps:,}{whole} steps"
+        made = fitted.confirmation.steps
+        confirmed = f"{made:,} of\n{fitted.epoch_steps:,} steps" if _is_cut_short(fitted) else counted(made, "step")
     cells = [
         name,
         *max_batch_cells(fitted),
@@ -178,15 +180,27 @@ def confirmation_notes(result: MaxBatchResult) -> list[str]:
         )
     runs = min((result.precisions[name].runs_at_max_batch for name in result.max_batch), default=1)
     if runs > 1:
-        lines.append(f"Each max batch ran in {runs} fresh processes. {_RESOLUTION[result.hardware.kind == 'cpu']}")
+        varied = _varying_memory(result) or _RESOLUTION[result.hardware.kind == "cpu"]
+        lines.append(f"Each max batch ran in {runs} fresh processes. {varied}")
     if result.headroom_bytes:
         lines.append(f"--headroom keeps {format_bytes(result.headroom_bytes)} of the budget free at each max batch.")
     return lines
 
 
+def _varying_memory(result: MaxBatchResult) -> str:
+    """Return how far apart the peaks of one max batch were, if by more than 1 %; else nothing."""
+    for name, batch_size in result.max_batch.items():
+        rows = [row for row in result.probes if (row.precision, row.batch_size) == (name, batch_size)]
+        own = [row.job_result for row in rows if row.kind not in ("eval", "typical") and row.job_result.fits]
+        peaks = [peak for job_result in own if (peak := job_result.peak_bytes)]
+        if peaks and max(peaks) > _SAME_MEMORY * min(peaks):
+            return f"Their memory varied, at {name} from {format_bytes(min(peaks))} to {format_bytes(max(peaks))}."
+    return ""
+
+
 def precision_notes(result: MaxBatchResult) -> list[str]:
     """Return a note with the reason for each precision that is not supported, emulated or skipped."""
-    return impossible_precisions(result.precisions) + _beyond(result) + of_precisions(result.cautions, result.skipped)
+    return impossible_precisions(result.precisions) + _beyond(result) + of_precisions(result.cautions, result.left_out)
 
 
 def _beyond(result: MaxBatchResult) -> list[str]:

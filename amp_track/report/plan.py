@@ -26,7 +26,7 @@ from amp_track.results.plan import ListedWay, PlanResult, Variant
 NOT_MODELLED = (
     "Predicted, not measured: the step runs on tensors without values, and the caching allocator is simulated.",
     "Not included: workspaces of cuDNN (up to some hundred MiB for large convolutions), the fusions of torch.compile, "
-    "and the memory of other programs.",
+    "copies of the weights (an EMA), and the memory of other programs.",
 )
 _MOST_HOLES = 3
 _SAME = 1.01

@@ -48,7 +48,7 @@ def search_table(result: SearchResult) -> Table:
     has_scaler = any(best.job_result.scale is not None for best in bests)
     columns += numbers("steps\nskipped") if has_scaler else []
     rows = [_row(result, name, has_scaler=has_scaler) for name in result.limits.precisions]
-    rows += [(name, "skipped", *[UNKNOWN] * (len(columns) - 2)) for name in result.limits.skipped]
+    rows += [(name, "skipped", *[UNKNOWN] * (len(columns) - 2)) for name in result.limits.left_out]
     return table_of(title(result.limits), columns, rows)
 
 

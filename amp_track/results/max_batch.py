@@ -16,6 +16,9 @@ from amp_track.records.result import JobResult
 from amp_track.results import Shown
 from amp_track.results.trial_row import TrialRow
 
+NOT_ASKED_FOR = "not asked for"
+"""The reason for which a precision that was not requested has no max batch."""
+
 if TYPE_CHECKING:
     from amp_track.results.recommendation import Recommendation
 
@@ -172,6 +175,8 @@ class MaxBatchResult(Shown):
     """The part of the budget that the max batch must leave free."""
     training_samples: int | None = None
     """The samples of an epoch; None if no job has shown them, and for synthetic batches."""
+    drops_last: bool = False
+    """Whether an epoch leaves out a last batch that is not full."""
     workload_batch_size: int | None = None
     """The workload's own batch size; None for a function or a command."""
     multiple_of: int = 1
@@ -192,6 +197,11 @@ class MaxBatchResult(Shown):
         return {
             name: fitted.max_batch.batch_size for name, fitted in self.precisions.items() if fitted.max_batch.batch_size
         }
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The requested precisions without a max batch, with the reason."""
+        return {name: reason for name, reason in self.skipped.items() if reason != NOT_ASKED_FOR}
 
     @property
     def recommended(self) -> Recommendation | None:

@@ -211,7 +211,8 @@ def _epoch_steps(fitted: MaxBatchResult, job: Job) -> int | None:
     """Return the optimizer steps of an epoch of a job; None if unknown, or if its number of steps is fixed."""
     if job.batch_size is None or job.steps is not None or fitted.training_samples is None:
         return None
-    return steps_per_epoch(job, fitted.training_samples)
+    rest = fitted.training_samples % (job.batch_size * job.nproc) if fitted.drops_last else 0
+    return steps_per_epoch(job, fitted.training_samples - rest)
 
 
 def has_diverged(result: SearchResult) -> bool:

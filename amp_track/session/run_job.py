@@ -75,7 +75,7 @@ def run_trial(
             if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
                 with contextlib.suppress(StoreFailed):  # report the crash, not the store's failure
                     dashboard.note_failure(trial, job_result)
-            raise_on_crash(job, job_result)
+            raise_on_crash(job, job_result, where=where)
     metric_name = session.inspection.metric_name if proposal is None else None  # a probe has no useful metric
     why = proposal.reason if proposal is not None else note
     progress.say(progress.job_result_line(job, job_result, metric_name=metric_name, why=why), precision=job.precision)
@@ -141,10 +141,12 @@ def run_tracked(
     return job_result
 
 
-def raise_on_crash(job: Job, job_result: JobResult) -> None:
-    """Raise TargetFailed if the job crashed or timed out."""
+def raise_on_crash(job: Job, job_result: JobResult, *, where: str = "") -> None:
+    """Raise TargetFailed if the job crashed or timed out; `where` is the state of the search."""
     if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
         ran = f": {shlex.join(job.words(scratch='OUTPUT_FOLDER'))}" if job.command else ""
+        if job_result.status is JobStatus.CRASHED and "fits" in where:
+            ran += f". But {where}: if it rejects some batch sizes, such as odd ones, see docs/any-training.md"
         raise TargetFailed(
             f"{job.workload}: {job_result.message} at {job.precision}, batch {job.batch_size}{ran}",
             detail=job_result.traceback,

@@ -119,6 +119,8 @@ class TrainingWatch:
         self._samples_since_step = 0
         self._is_interrupted = True
         """Whether an evaluation or a new epoch has begun since the last step."""
+        self._drops_last = False
+        """Whether the training's last loader leaves out a last batch that is not full."""
         self._samples_without_a_batch: int | None = None
         """The samples of a data set that is smaller than its loader's batch (`drop_last`)."""
         self._has_shortened_epoch = False
@@ -213,6 +215,7 @@ class TrainingWatch:
             samples_per_second=_speed(self._full_steps()),
             speed_readings=self._speed_readings(),
             training_samples=self._dataset_samples or None,
+            drops_last=self._drops_last,
         )
 
     def result_after(self, error: BaseException) -> JobResult:
@@ -317,6 +320,7 @@ class TrainingWatch:
             raise
         if trains:
             self._has_workers = iterator._num_workers > 0
+            self._drops_last = bool(getattr(iterator._index_sampler, "drop_last", False))
         if self._job.probe and self._ends_epoch(count, trains):
             index = _last(iterator, index)
         if isinstance(index, list):

@@ -39,7 +39,7 @@ def wavering(max_batch: int, budget: int, share: float, samples: float) -> Devic
 
 
 def flat_at_first(chance: random.Random, max_batch: int, budget: int, share: float, noise: float) -> Device:
-    """Up to some batch the optimizer step takes more than the samples do; a reading has noise, a share of the budget."""
+    """Up to some batch the optimizer step takes more than the samples do. A reading has `noise`, of the budget."""
     fixed, each = line(max_batch, budget, share)
     bend = chance.random() * max_batch
 

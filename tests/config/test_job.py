@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track.config.job import Job, micro_batch, scaled_learning_rate, steps_per_epoch
+from amp_track.config.options import MaxBatchOptions, Request
+from amp_track.records.errors import BadInput
 from amp_track.records.result import JobResult, JobStatus, ScaleReport
 
 
@@ -74,3 +76,10 @@ def test_the_divisors_of_a_large_prime_are_found_at_once() -> None:
 )
 def test_steps_per_epoch(samples: int, batch_size: int, grad_accum: int, steps: int) -> None:
     assert steps_per_epoch(Job(batch_size=batch_size, grad_accum=grad_accum), samples) == steps
+
+
+def test_a_precision_without_a_place_in_the_command_is_rejected() -> None:
+    job = Job(workload="train.py", command=("python", "train.py", "{batch_size}"))
+    Request(job=job, max_batch_options=MaxBatchOptions(precisions=("fp32",)))
+    with pytest.raises(BadInput, match=r"--precision: got bf16, but the command has no \{precision\}"):
+        Request(job=job, max_batch_options=MaxBatchOptions(precisions=("fp32", "bf16")))

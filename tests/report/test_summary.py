@@ -10,11 +10,12 @@ from table_samples import COMPARE, FIT, SEARCH, comparison
 
 from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
-from amp_track.records.result import JobResult
-from amp_track.report.max_batch import max_batch_notes
+from amp_track.records.result import JobResult, JobStatus
+from amp_track.report.max_batch import max_batch_notes, max_batch_table
 from amp_track.report.summary import answer, proof
+from amp_track.report.table import render_text
 from amp_track.results.compare import CompareResult
-from amp_track.results.max_batch import PrecisionResult
+from amp_track.results.max_batch import NOT_ASKED_FOR, PrecisionResult
 from amp_track.results.search import SearchResult
 from amp_track.results.trial_row import TrialRow
 
@@ -65,6 +66,8 @@ def test_a_recommended_batch_with_few_steps_an_epoch_has_a_note_first() -> None:
         "with --max-batch-size (docs/learning-rate.md)."
     ]
     assert max_batch_notes(found)[0] == few[0]
+    full_only = dataclasses.replace(found, drops_last=True)
+    assert "has only 3 optimizer steps" in max_batch_notes(full_only)[0]
     workload = dataclasses.replace(found, training_samples=2_000_000, workload_batch_size=4096)
     assert workload.recommended is not None and not workload.recommended.makes_few_steps
     assert max_batch_notes(dataclasses.replace(workload, workload_batch_size=64))[0].startswith(
@@ -84,6 +87,29 @@ def test_readings_that_disagree_have_a_note() -> None:
         "the recommended precision and batch are uncertain. Repeat with another --study when the machine is idle."
     ]
     assert noted(100.0, 71.0) == noted(100.0, 0.0) == []
+
+
+def test_peaks_of_one_batch_that_disagree_are_named() -> None:
+    largest = FIT.precisions["amp"].max_batch.batch_size
+
+    def noted(*peaks: int) -> str:
+        rows = [
+            TrialRow(precision="amp", batch_size=largest, run_id="", job_result=fits)
+            for fits in (JobResult(status=JobStatus.FITS, peak_bytes=peak) for peak in peaks)
+        ]
+        amp = dataclasses.replace(FIT.precisions["amp"], runs_at_max_batch=len(peaks))
+        found = dataclasses.replace(FIT, precisions={"amp": amp}, probes=tuple(rows))
+        return next(line for line in max_batch_notes(found) if "fresh processes" in line)
+
+    varied = noted(132 * 2**20, 149 * 2**20)
+    assert varied == "Each max batch ran in 2 fresh processes. Their memory varied, at amp from 132 MiB to 149 MiB."
+    assert "is measured in" in noted(132 * 2**20, 132 * 2**20)
+
+
+def test_a_precision_that_was_not_asked_for_has_no_row_and_no_note() -> None:
+    found = dataclasses.replace(FIT, skipped={"tf32": "needs another GPU", "bf16": NOT_ASKED_FOR})
+    text = render_text([max_batch_table(found)], []) + "".join(max_batch_notes(found))
+    assert "tf32" in text and "not asked for" not in text
 
 
 def test_where_nothing_is_proven_to_fit_there_is_no_command() -> None:

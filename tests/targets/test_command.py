@@ -174,6 +174,8 @@ def test_a_crash_shows_the_command_that_was_run() -> None:
     job = Job(workload="train.py", command=command, precision="fp32", batch_size=2)
     with pytest.raises(TargetFailed, match=r"at fp32, batch 2: python train\.py --batch-size 2 --precision fp32"):
         raise_on_crash(job, JobResult(status=JobStatus.CRASHED, message="exit code 2"))
+    with pytest.raises(TargetFailed, match=r"But batch 1 fits: if it rejects some batch sizes, such as odd ones"):
+        raise_on_crash(job, JobResult(status=JobStatus.CRASHED, message="exit code 2"), where="batch 1 fits")
 
 
 def test_an_unrelated_file_beside_a_script_starts_no_new_study(clean_folder: Path) -> None:

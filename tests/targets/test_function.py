@@ -103,7 +103,9 @@ def test_an_evaluation_has_a_batch_of_its_own(runner: JobRunner, function_job: F
 
 
 def test_a_data_set_without_a_full_batch_is_said_to_be_too_small(runner: JobRunner, function_job: FunctionJob) -> None:
-    assert runner.run(function_job("drops_last", batch_size=50)).status is JobStatus.FITS
+    fits = runner.run(function_job("drops_last", batch_size=50))
+    assert (fits.status, fits.drops_last) == (JobStatus.FITS, True)
+    assert runner.run(function_job("epochs", batch_size=50)).drops_last is False
     job_result = runner.run(function_job("drops_last", batch_size=101))
     assert (job_result.status, job_result.training_samples) == (JobStatus.OVER_DATASET, 100)
 
