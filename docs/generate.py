@@ -231,7 +231,7 @@ def precision_names() -> None:
     }
     rows = []
     for precision in BY_NAME.values():
-        names = " or ".join(f"`{name}`" for name in (precision.name, *precision.aliases))
+        names = ", ".join(f"`{name}`" for name in (precision.name, *precision.aliases))
         transformers = precision.in_tools["transformers"].removeprefix("--").removesuffix(" True")
         cells = [f"`{transformers}=True`" if transformers else "nothing", f'`"{precision.in_tools["lightning"]}"`']
         cells += [f"`{precision.in_tools['accelerate']}`", f"`{precision.in_tools['timm']}`"]
