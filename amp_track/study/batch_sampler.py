@@ -376,9 +376,15 @@ class BatchSampler(optuna.samplers.BaseSampler):
         short, long = (
             _probes(done[precision], kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
         )
-        short += [Probe(job.batch_size, job.job_result.status) for job in done[precision] if job.kind == TYPICAL]
+        failed_long = min((probe.batch_size for probe in long if not probe.fits), default=sys.maxsize)
+        short += [  # above a failed confirmation run they would only ask for more of them
+            Probe(job.batch_size, job.job_result.status)
+            for job in done[precision]
+            if job.kind == TYPICAL and job.batch_size < failed_long
+        ]
         over = [job for jobs in done.values() for job in jobs if job.job_result.status is JobStatus.OVER_DATASET]
-        largest = max((probe.batch_size for probe in short if probe.fits), default=0)
+        failed_short = min((probe.batch_size for probe in short if not probe.fits), default=sys.maxsize)
+        largest = max((probe.batch_size for probe in short if probe.fits and probe.batch_size < failed_short), default=0)
         # A confirmation run proves as much as a probe, unless it fails where a probe fits.
         known = [*short, *(probe for probe in long if probe.fits or probe.batch_size > largest)]
         known += _probes(over, _MEASURED)  # the data set is the same at each precision

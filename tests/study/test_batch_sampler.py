@@ -243,6 +243,19 @@ def test_a_batch_that_runs_out_of_memory_as_drawn_is_no_max_batch() -> None:
         assert found.typical_max_batch.batch_size == drawn
 
 
+def test_a_failure_as_drawn_between_confirmation_run_and_probe_repeats_no_job() -> None:
+    """Batches as drawn fail above the max batch that confirmation runs have proven, but below a probe that fits."""
+    device = Device(**(vars(EXACT) | {"size_ratio": 1.01, "drawn_ratio": 1.025, "longer_bytes": 2 * MIB}))
+    room = device.budget_bytes - device.fixed_bytes
+    results, proposals = search(device, recommends=False)
+    for found in results.values():
+        assert found.typical_max_batch is not None
+        assert found.typical_max_batch.batch_size == room // 41_000
+        assert found.max_batch.batch_size == (room - device.longer_bytes) // 40_400
+    confirmations = [(each.precision, each.batch_size) for each in proposals if each.kind == "confirm"]
+    assert len(confirmations) == len(set(confirmations))
+
+
 @pytest.mark.parametrize(("ratio", "most"), [(None, 40), (1.05, 52), (4.0, 56)])
 def test_the_second_max_batch_costs_few_probes(ratio: float | None, most: int) -> None:
     device = Device(**(vars(EXACT) | {"size_ratio": ratio}))
