@@ -68,7 +68,9 @@ def _try_out(session: Session) -> Session:
         if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
             if session.request.max_batch_options.precisions is not None or len(failed) + 1 == len(session.precisions):
                 raise_on_crash(job, job_result)
-            failed[precision] = Support(supported=False, reason=f"the training failed: {job_result.message}")
+            said = "".join(job_result.traceback.strip().splitlines()[-1:])  # "exit code 2" does not say why
+            reason = job_result.message if said in ("", job_result.message) else f"{job_result.message}: {said}"
+            failed[precision] = Support(supported=False, reason=f"the training failed: {reason}")
     if job_result.fits and job_result.training_samples is None:
         job = dataclasses.replace(job, batch_size=_MANY_TRIED_SAMPLES)
         with progress.working(f"trying {session.job.short_name} with {_MANY_TRIED_SAMPLES} samples"):

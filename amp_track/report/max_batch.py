@@ -54,8 +54,13 @@ def max_batch_table(result: MaxBatchResult) -> Table:
     if result.effective_batch_size is not None:
         columns += numbers(f"effective\nbatch {result.effective_batch_size}")
     rows = [_row(result, name) for name in result.precisions]
-    rows += [(name, "skipped", *[UNKNOWN] * (len(columns) - 2)) for name in result.left_out]
+    rows += [(name, word, *[UNKNOWN] * (len(columns) - 2)) for name, word in words_for_the_others(result).items()]
     return table_of(title(result), columns, rows)
+
+
+def words_for_the_others(result: MaxBatchResult) -> dict[str, str]:
+    """Return what stands in place of the max batch at each requested precision that has none."""
+    return {name: "not yet" if name in result.unproven else "skipped" for name in result.left_out}
 
 
 def _row(result: MaxBatchResult, name: str) -> Row:
@@ -102,7 +107,7 @@ def max_batch_cells(fitted: PrecisionResult) -> tuple[str, str, str, str]:
 
 def max_batch_notes(result: MaxBatchResult) -> list[str]:
     """Return the notes on a search for max batches, those that change how its answer is used first."""
-    lines = _few_steps(result) + _varying_speeds(result) + confirmation_notes(result)
+    lines = unproven_notes(result) + _few_steps(result) + _varying_speeds(result) + confirmation_notes(result)
     if has_cpu_budget(result):
         lines.append(CPU_BUDGET_IS_SLOW)
     if any(fitted.efficient_batch for fitted in result.precisions.values()):
@@ -115,6 +120,11 @@ def max_batch_notes(result: MaxBatchResult) -> list[str]:
         listed = ", ".join(f"{error:+.1%} at {name}" for name, error in errors.items())
         lines.append(f"Memory of the first probe relative to the memory plan: {listed}.")
     return lines
+
+
+def unproven_notes(result: MaxBatchResult) -> list[str]:
+    """Return a note with what is known about each precision whose search has not ended."""
+    return [f"{name} is {result.skipped[name]}" for name in result.unproven]
 
 
 def _few_steps(result: MaxBatchResult) -> list[str]:
@@ -200,7 +210,8 @@ def _varying_memory(result: MaxBatchResult) -> str:
 
 def precision_notes(result: MaxBatchResult) -> list[str]:
     """Return a note with the reason for each precision that is not supported, emulated or skipped."""
-    return impossible_precisions(result.precisions) + _beyond(result) + of_precisions(result.cautions, result.left_out)
+    skipped = {name: reason for name, reason in result.left_out.items() if name not in result.unproven}
+    return impossible_precisions(result.precisions) + _beyond(result) + of_precisions(result.cautions, skipped)
 
 
 def _beyond(result: MaxBatchResult) -> list[str]:

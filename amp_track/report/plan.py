@@ -212,7 +212,10 @@ def _roughly(number: float) -> str:
 def _speed_notes(result: PlanResult) -> list[str]:
     if not _speeds(result):
         return []
+    unrated = [target.name for target in result.targets if target.is_gpu and target.rates is None]
+    without = [f"No estimate of the speed on {', '.join(unrated)}: no peak rates are known."] if unrated else []
     return [
+        *without,
         "samples/s: a rough estimate by the GPU's peak rates, without data loading and launches of kernels. For timm "
         f"models under amp on an RTX 3090 it was off by a factor of {SPEED_ERROR:g} in the median, and by more than "
         f"1.5 for {FAR_OFF:.0%}; grouped convolutions are slower. Little else was compared: measure before you choose "

@@ -40,6 +40,10 @@ Update = Callable[[StepsDone, str], None]
 """Shows the state of a job, and the GradScaler's scale."""
 
 
+_LONG_SECONDS = 20.0
+"""Work without events that takes longer has a line in a log."""
+
+
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Stop printing: rich would otherwise end the program in the middle of its runs."""
@@ -113,11 +117,11 @@ def say(text: str, *, precision: str = "") -> None:
 
 
 def working(text: str) -> AbstractContextManager[object]:
-    """Show that work without events is running: a spinner on a terminal, a line in a notebook."""
+    """Show that work without events is running: a spinner on a terminal, else a line, in a log only if it is long."""
     if console.is_jupyter:
         return _line_in_notebook(text)
     spinner = "line" if console.options.ascii_only else "dots"
-    return console.status(text, spinner=spinner) if console.is_terminal else nullcontext()
+    return console.status(text, spinner=spinner) if console.is_terminal else saying_after(_LONG_SECONDS, text)
 
 
 @contextmanager

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from amp_track.config.precisions import REFERENCE
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.report.max_batch import confirmation_notes, max_batch_cells, precision_notes
+from amp_track.report.max_batch import (
+    confirmation_notes,
+    max_batch_cells,
+    precision_notes,
+    unproven_notes,
+    words_for_the_others,
+)
 from amp_track.report.table import Column, Row, Table, numbers, table_of
 from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
@@ -48,7 +54,8 @@ def search_table(result: SearchResult) -> Table:
     has_scaler = any(best.job_result.scale is not None for best in bests)
     columns += numbers("steps\nskipped") if has_scaler else []
     rows = [_row(result, name, has_scaler=has_scaler) for name in result.limits.precisions]
-    rows += [(name, "skipped", *[UNKNOWN] * (len(columns) - 2)) for name in result.limits.left_out]
+    others = words_for_the_others(result.limits)
+    rows += [(name, word, *[UNKNOWN] * (len(columns) - 2)) for name, word in others.items()]
     return table_of(title(result.limits), columns, rows)
 
 
@@ -92,7 +99,7 @@ def _skipped(job_result: JobResult) -> str:
 
 def notes(result: SearchResult) -> list[str]:
     """Return the notes on a search, those that change how its answer is used first."""
-    lines = _stopped_early(result)
+    lines = unproven_notes(result.limits) + _stopped_early(result)
     if failed := [f"{trial.precision} at batch {trial.batch_size:,}" for trial in _out_of_memory(result)]:
         lines.append(
             f"{listed(failed, _MOST_LISTED)}: out of memory although the batch fit before, because the memory of a job "

@@ -11,7 +11,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Protocol
 
 import optuna
@@ -311,7 +310,10 @@ class BatchSampler(optuna.samplers.BaseSampler):
             Busy: every remaining probe is of a precision that another search worker is timing.
         """
         found = {name: max_batch for name in self.goal.precisions if (max_batch := self.max_batch(done, name))}
-        speeds = {name: max(map(median, readings_of(done[name]).values()), default=0.0) for name in found}
+        speeds = {  # also of a confirmation run, which is no faster than a probe
+            name: max((job.job_result.samples_per_second or 0.0 for job in done[name] if job.fits), default=0.0)
+            for name in found
+        }
         fastest = max(speeds.values(), default=0.0)
         rivals = [name for name, speed in speeds.items() if speed >= _RIVAL * fastest and found[name].batch_size]
         proposals = [job for name in rivals if (job := self._reading(name, done[name], found[name])) is not None]
@@ -384,7 +386,9 @@ class BatchSampler(optuna.samplers.BaseSampler):
         ]
         over = [job for jobs in done.values() for job in jobs if job.job_result.status is JobStatus.OVER_DATASET]
         failed_short = min((probe.batch_size for probe in short if not probe.fits), default=sys.maxsize)
-        largest = max((probe.batch_size for probe in short if probe.fits and probe.batch_size < failed_short), default=0)
+        largest = max(
+            (probe.batch_size for probe in short if probe.fits and probe.batch_size < failed_short), default=0
+        )
         # A confirmation run proves as much as a probe, unless it fails where a probe fits.
         known = [*short, *(probe for probe in long if probe.fits or probe.batch_size > largest)]
         known += _probes(over, _MEASURED)  # the data set is the same at each precision
@@ -416,14 +420,15 @@ class BatchSampler(optuna.samplers.BaseSampler):
     def _needs_repeat(self, done: Mapping[str, list[Done]], precision: str, peaks: Sequence[int | None]) -> bool:
         """Return whether a max batch should run once more; `peaks` is the memory of its runs that fitted.
 
-        Two runs that took the same memory to the byte are enough, and one if all repeated runs of the study did. Memory
-        that varies takes more runs to tell whether it always fits.
+        Two runs that took the same memory to the byte are enough, and one if all repeated runs of the precision did. What
+        fp32 does says nothing about others: oneDNN's bfloat16 kernels vary where its float32 ones do not. Memory that
+        varies takes more runs to tell whether it always fits.
         """
         if len(peaks) >= _MOST_RUNS_AT_THE_MAX_BATCH:
             return False
         if any(job.kind == "repeat" and not job.fits for job in done[precision]):
             return True
-        return not (_is_exact(done) if len(peaks) == 1 else _has_equal(peaks))
+        return not (_is_exact(done[precision]) if len(peaks) == 1 else _has_equal(peaks))
 
     def _hint(self, done: Mapping[str, list[Done]], precision: str) -> Hint:
         """Return the first batch: from a memory plan, another precision's max batch, or the goal's."""
@@ -495,14 +500,14 @@ def _has_equal(peaks: Sequence[int | None]) -> bool:
     return len(set(known)) < len(known)
 
 
-def _is_exact(done: Mapping[str, list[Done]]) -> bool:
+def _is_exact(done: Iterable[Done]) -> bool:
     """Return whether a batch ran twice so far, and all such runs of a batch took the same memory to the byte.
 
     It is usual on a CPU with a budget: its meter and the order of allocations are deterministic.
     """
-    peaks = defaultdict[tuple[str, int], list[int | None]](list)
-    for job in (job for jobs in done.values() for job in jobs):
-        peaks[job.precision, job.batch_size].append(job.job_result.peak_bytes if job.fits else None)
+    peaks = defaultdict[int, list[int | None]](list)
+    for job in done:
+        peaks[job.batch_size].append(job.job_result.peak_bytes if job.fits else None)
     repeated = [own for own in peaks.values() if len(own) > 1]
     return bool(repeated) and all(None not in own and len(set(own)) == 1 for own in repeated)
 

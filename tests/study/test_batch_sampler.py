@@ -165,12 +165,24 @@ def test_readings_of_one_batch_are_numbered() -> None:
 
 
 def test_a_max_batch_is_repeated_until_two_runs_take_equal_memory() -> None:
-    """The second precision starts from the max batch of the first, which is its own here, and repeats nothing."""
+    """The second precision starts from the max batch of the first, which is its own here: that probe counts."""
     results, proposals = search(SAME_SIZE, recommends=False)
     assert {found.runs_at_max_batch for found in results.values()} == {2}
     kinds = {name: [each.kind for each in proposals if each.precision == name] for name in results}
     assert kinds["fp32"][-3:] == ["probe", "confirm", "repeat"]
     assert kinds["bf16"] == ["probe", "probe", "confirm"]
+
+
+def test_a_precision_vouches_for_no_other() -> None:
+    """float32 takes the same memory in every run, bfloat16 does not."""
+
+    class Mixed(Device):
+        def run(self, proposal: Proposal, number: int) -> JobResult:
+            varies = dataclasses.replace(self, noise=1000) if proposal.precision == "bf16" else self
+            return Device(**vars(varies)).run(proposal, number)
+
+    results, _ = search(Mixed(**(vars(SAME_SIZE) | {"sample_bytes": 5 * MIB})), recommends=False)
+    assert {name: found.runs_at_max_batch for name, found in results.items()} == {"fp32": 2, "bf16": 5}
 
 
 def test_memory_that_varies_takes_five_runs() -> None:
