@@ -219,7 +219,7 @@ def _speed_notes(result: PlanResult) -> list[str]:
         "samples/s: a rough estimate by the GPU's peak rates, without data loading and launches of kernels. For timm "
         f"models under amp on an RTX 3090 it was off by a factor of {SPEED_ERROR:g} in the median, and by more than "
         f"1.5 for {FAR_OFF:.0%}; grouped convolutions are slower. Little else was compared: measure before you choose "
-        "a GPU or a precision by it."
+        "a GPU or a precision by it.",
     ]
 
 

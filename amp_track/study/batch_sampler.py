@@ -385,10 +385,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
             if job.kind == TYPICAL and job.batch_size < failed_long
         ]
         over = [job for jobs in done.values() for job in jobs if job.job_result.status is JobStatus.OVER_DATASET]
-        failed_short = min((probe.batch_size for probe in short if not probe.fits), default=sys.maxsize)
-        largest = max(
-            (probe.batch_size for probe in short if probe.fits and probe.batch_size < failed_short), default=0
-        )
+        failed = min((probe.batch_size for probe in short if not probe.fits), default=sys.maxsize)
+        largest = max((probe.batch_size for probe in short if probe.fits and probe.batch_size < failed), default=0)
         # A confirmation run proves as much as a probe, unless it fails where a probe fits.
         known = [*short, *(probe for probe in long if probe.fits or probe.batch_size > largest)]
         known += _probes(over, _MEASURED)  # the data set is the same at each precision
@@ -420,9 +418,9 @@ class BatchSampler(optuna.samplers.BaseSampler):
     def _needs_repeat(self, done: Mapping[str, list[Done]], precision: str, peaks: Sequence[int | None]) -> bool:
         """Return whether a max batch should run once more; `peaks` is the memory of its runs that fitted.
 
-        Two runs that took the same memory to the byte are enough, and one if all repeated runs of the precision did. What
-        fp32 does says nothing about others: oneDNN's bfloat16 kernels vary where its float32 ones do not. Memory that
-        varies takes more runs to tell whether it always fits.
+        Two runs that took the same memory to the byte are enough, and one if all repeated runs of the precision did;
+        oneDNN's bfloat16 kernels vary where its float32 ones do not. Memory that varies takes more runs to tell whether
+        it always fits.
         """
         if len(peaks) >= _MOST_RUNS_AT_THE_MAX_BATCH:
             return False

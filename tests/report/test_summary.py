@@ -117,7 +117,9 @@ def test_where_nothing_is_proven_to_fit_there_is_no_command() -> None:
     said = answer(dataclasses.replace(FIT, precisions={"fp32": nothing}))
     assert said.headline.startswith("Nothing fits")
     assert said.command is None
-    said = answer(dataclasses.replace(FIT, precisions={}, unproven=("fp32",)))
+    known = "not proven yet: batch 8 fits; run the command again"
+    said = answer(dataclasses.replace(FIT, precisions={}, skipped={"fp32": known}, unproven=("fp32",)))
+    assert said.caveats[0] == f"fp32 is {known}"
     assert said.headline == "No max batch is proven yet (fp32): run the same command again"
 
 
