@@ -179,6 +179,8 @@ def _max_batch(row: Published, traces: Path | None) -> Any:
                 trace = step.trace("amp", batch_size)
                 if file:
                     file.write_bytes(zlib.compress(pickle.dumps(trace), 3))
+            if trace.recurrent:
+                raise ValueError("a model with recurrent layers has no plan")
             known[batch_size] = with_workspaces(trace.with_next_step(), target.blas_workspace_bytes)
         return known[batch_size]
 

@@ -66,8 +66,10 @@ def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
     for names in _alike(task.precisions)[rank.index :: rank.count]:
         first = plan_precision(step, names[0], task)
         if task.on_cuda and first.trace.recurrent:
+            layer, *others = first.trace.recurrent
+            more = f" and {len(others)} more layers" if others else ""
             raise BadInput(
-                f"{', '.join(first.trace.recurrent)}: cuDNN keeps an unknown amount of memory of a recurrent layer for "
+                f"{layer}{more}: cuDNN keeps an unknown amount of memory of a recurrent layer for "
                 f"the backward pass, so {job.workload} cannot be planned. Measure with amp-track max-batch."
             )
         for name in names:
