@@ -15,7 +15,7 @@ from amp_track.config.job import Job, steps_per_epoch
 from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput, NothingFits
-from amp_track.records.result import JobResult, JobStatus
+from amp_track.records.result import IN_FLOAT32, JobResult, JobStatus
 from amp_track.report import progress
 from amp_track.results.max_batch import NOT_ASKED_FOR, MaxBatchResult, PrecisionResult
 from amp_track.runner.runner import ignore
@@ -68,9 +68,7 @@ def _try_out(session: Session) -> Session:
         if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
             if session.request.max_batch_options.precisions is not None or len(failed) + 1 == len(session.precisions):
                 raise_on_crash(job, job_result)
-            said = "".join(job_result.traceback.strip().splitlines()[-1:])  # "exit code 2" does not say why
-            reason = job_result.message if said in ("", job_result.message) else f"{job_result.message}: {said}"
-            failed[precision] = Support(supported=False, reason=f"the training failed: {reason}")
+            failed[precision] = Support(supported=False, reason=_why_left_out(job_result))
     if job_result.fits and job_result.training_samples is None:
         job = dataclasses.replace(job, batch_size=_MANY_TRIED_SAMPLES)
         with progress.working(f"trying {session.job.short_name} with {_MANY_TRIED_SAMPLES} samples"):
@@ -83,6 +81,14 @@ def _try_out(session: Session) -> Session:
     inspection = dataclasses.replace(session.inspection, precisions=supports)
     left = tuple(name for name in session.precisions if name not in failed)
     return Session(session.request, session.runner, inspection, left)
+
+
+def _why_left_out(job_result: JobResult) -> str:
+    """Return why a precision is left out, with the last line that a script has printed."""
+    message, said = job_result.message, "".join(job_result.traceback.strip().splitlines()[-1:])
+    if message == IN_FLOAT32:
+        return message
+    return f"the training failed: {message}" + (f": {said}" if said not in ("", message) else "")
 
 
 def max_batch_in(

@@ -79,5 +79,3 @@ def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
 train.library = "transformers"  # type: ignore[attr-defined]
 train.references = ("trainer",)  # type: ignore[attr-defined]
 train.recipe = "{transformers}"  # type: ignore[attr-defined]
-# accelerate 1.15, accelerator.py: `self.device.type != "cpu"`
-train.unsupported_on_cpu = {"amp": "with fp16=True, transformers trains in fp32 on a CPU"}  # type: ignore[attr-defined]

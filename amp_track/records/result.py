@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MODEL = "(model)"  # the layer name of the model itself, whose name in torch is empty
+IN_FLOAT32 = "the training uses no autocast, so it computes in float32"
+"""The message of a training that ignores its precision, which is no result at that precision."""
 _WAITED_FRACTION = 0.2  # from this fraction of the training time on, the input pipeline limits the speed
 _WAITED_SECONDS = 1.0  # shorter waits are not reported, even if they are a large fraction of a short training
 

@@ -16,8 +16,6 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, get_type_hints
 
-import torch
-
 from amp_track.config.inspection import TargetInspection
 from amp_track.config.job import Job, JobFolder
 from amp_track.config.precisions import PRECISIONS, REFERENCE
@@ -86,9 +84,7 @@ class FunctionTarget(ProbeTarget):
         if "precision" not in self._parameters:
             reason = f"{self._function.__name__}() has no parameter precision"
             return tuple((name, reason) for name in PRECISIONS if name != REFERENCE)
-        on_cpu = getattr(self._function, "unsupported_on_cpu", {})
-        is_cpu = self._job.device == "cpu" or (self._job.device == "auto" and not torch.accelerator.is_available())
-        return tuple(on_cpu.items()) if is_cpu else ()
+        return ()
 
     def training(
         self,

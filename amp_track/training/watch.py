@@ -5,10 +5,11 @@ evaluation of two batches and its own last one, then full batches again. Three f
 five max batches found with them ran out of memory later, three at the epoch's smaller last batch. If samples differ in
 size, the batches of a probe consist of the largest ones, and so does every second batch of a longer run.
 
-Uses private names of torch: `Optimizer.__init__`, and `_next_index`, `_sampler_iter`, `_index_sampler`,
-`_dataset_kind`, `_dataset`, `_num_workers` and `_collate_fn` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If
-torch renames them, `install` raises AttributeError at the first probe. `_WRAPPED` has private names of three libraries:
-if one is renamed, its batches stay as they are drawn, and the result says so.
+Uses private names of torch: `Optimizer.__init__`, `Module._apply`, `autocast._enabled`, and `_next_index`,
+`_sampler_iter`, `_index_sampler`, `_dataset_kind`, `_dataset`, `_num_workers` and `_collate_fn` of
+`torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames them, the first probe raises AttributeError.
+`_WRAPPED` has private names of three libraries: if one is renamed, its batches stay as they are drawn, and the result
+says so.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import (
@@ -37,9 +39,10 @@ from torch.utils.data import (
 )
 
 from amp_track.config.job import Job, loads_in_its_own_process
+from amp_track.config.precisions import Precision
 from amp_track.records.errors import BadInput, summary
 from amp_track.records.events import Event, Started, StepsDone
-from amp_track.records.result import JobResult, JobStatus
+from amp_track.records.result import IN_FLOAT32, JobResult, JobStatus
 from amp_track.training import sample_sizes
 from amp_track.training.amp import random_state
 from amp_track.training.devices import oom
@@ -65,6 +68,8 @@ _WRAPPED = {
     "_RepeatSampler": "sampler",  # timm
 }  # fmt: skip
 """The attribute with the batch sampler within one that leaves its batches as they are, by the name of the type."""
+
+_16_BIT = (torch.float16, torch.bfloat16)
 
 Send = Callable[[Event | JobResult | BadInput], None]
 """Sends an event to the command; a training that ends its process sends its result too."""
@@ -101,6 +106,9 @@ class TrainingWatch:
         self._loads_alone = loads_in_its_own_process(device.kind, job.memory_budget_bytes)
         self._steps_of: Counter[int] = Counter()
         self._optimizers: list[int] = []
+        self._autocasts = Precision.named(job.precision).autocasts
+        self._is_16_bit = False
+        """Whether the training has entered an enabled autocast or has a 16-bit parameter."""
         self.has_begun = False
         """Whether the training has a parameter, so that its memory is limited."""
         self._started = self._last_progress = time.perf_counter()
@@ -139,6 +147,7 @@ class TrainingWatch:
         torch_optimizer.register_optimizer_step_pre_hook(self._before_step)
         torch_optimizer.register_optimizer_step_post_hook(self._after_step)
         make, load = torch_optimizer.Optimizer.__init__, DataLoader.__init__
+        enter, convert = torch.autocast.__enter__, nn.Module._apply
         draw = dataloader._BaseDataLoaderIter._next_index
         watch = self
 
@@ -160,9 +169,22 @@ class TrainingWatch:
                 keywords |= {"multiprocessing_context": None}
             load(self, *arguments, **keywords)
 
+        @functools.wraps(enter)  # torch.jit reads its source; torch.compile does not call it
+        def enter_autocast(self: Any) -> Any:
+            watch._is_16_bit |= self._enabled and torch.is_grad_enabled()  # an evaluation may autocast on its own
+            return enter(self)  # type: ignore[no-untyped-call]
+
+        @functools.wraps(convert)
+        def convert_module(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            converted = convert(self, *arguments, **keywords)  # type: ignore[no-untyped-call]
+            watch._is_16_bit |= any(each is not None and each.dtype in _16_BIT for each in self._parameters.values())
+            return converted
+
         torch_optimizer.Optimizer.__init__ = make_optimizer  # type: ignore[method-assign]
         dataloader._BaseDataLoaderIter._next_index = next_index  # type: ignore[method-assign]
         DataLoader.__init__ = make_loader  # type: ignore[method-assign]
+        torch.autocast.__enter__ = enter_autocast  # type: ignore[method-assign]
+        nn.Module._apply = convert_module  # type: ignore[method-assign]
 
     @property
     def steps(self) -> int:
@@ -200,6 +222,8 @@ class TrainingWatch:
                 f"{self._job.workload}: its data loader gives batches of {drawn} for batch_size={self._batch_size}. "
                 "Use batch_size as the size of the loader's batches."
             )
+        if self._autocasts and not self._is_16_bit:
+            return JobResult(status=JobStatus.CRASHED, message=IN_FLOAT32)
         peak = self._device.peak() if self.has_begun else None
         return JobResult(
             status=JobStatus.FITS,
@@ -259,10 +283,14 @@ class TrainingWatch:
 
     def _parameter_registered(self, module: Any, name: str, parameter: Any) -> None:
         self._begin()
+        self._is_16_bit |= parameter is not None and parameter.dtype in _16_BIT
 
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         self._begin()
         self.phase = "optimizer"
+        if self._autocasts and not self._is_16_bit:
+            parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+            self._is_16_bit = any(each.dtype in _16_BIT for each in parameters)
 
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         self.phase = "training"

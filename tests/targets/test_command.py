@@ -20,7 +20,7 @@ from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
 from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput, TargetFailed
-from amp_track.records.result import JobResult, JobStatus
+from amp_track.records.result import IN_FLOAT32, JobResult, JobStatus
 from amp_track.runner.runner import JobRunner
 from amp_track.session.run_job import raise_on_crash
 from amp_track.targets.command import CommandTarget
@@ -53,6 +53,20 @@ def test_a_probe_of_a_script_ends_by_itself_and_leaves_no_file(
     assert job_result.steps >= 5
     assert job_result.samples_per_second
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "launcher", [["python"], pytest.param([TORCHRUN, "--nproc-per-node", "1"], marks=pytest.mark.slow)]
+)
+def test_a_script_that_ignores_its_precision_has_no_result_at_it(
+    runner: JobRunner, command_job: CommandJob, launcher: Sequence[str]
+) -> None:
+    words = (("bf16", "--bf16"), ("amp", ""))
+    probe = [*launcher, SCRIPT, "--bs", "{batch_size}", "{precision}"]
+    in_amp = runner.run(command_job(*probe, precision_words=words, precision="amp"))
+    assert (in_amp.status, in_amp.message) == (JobStatus.CRASHED, IN_FLOAT32)
+    in_bf16 = runner.run(command_job(*probe, precision_words=words, precision="bf16"))
+    assert in_bf16.status is JobStatus.FITS, in_bf16
 
 
 def test_a_longer_run_makes_the_whole_training(runner: JobRunner, command_job: CommandJob, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import MEBIBYTE, OUR_FRAMES, WORKLOADS
@@ -12,8 +13,8 @@ from support import MEBIBYTE, OUR_FRAMES, WORKLOADS
 import amp_track
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.records.errors import BadInput
-from amp_track.records.result import JobStatus
+from amp_track.records.errors import BadInput, TargetFailed
+from amp_track.records.result import IN_FLOAT32, JobStatus
 from amp_track.runner.runner import JobRunner
 from amp_track.targets.base import load_target
 
@@ -48,6 +49,48 @@ def test_a_probe_ends_by_itself_with_memory_and_speed(runner: JobRunner, functio
     assert 5 <= job_result.steps <= 50
     assert job_result.peak_bytes is not None and 0 < job_result.peak_bytes <= 64 * MEBIBYTE
     assert job_result.samples_per_second
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "options"),
+    [
+        ("generator", "bf16", {}),
+        ("casts_its_model", "bf16", {"has_optimizer": "yes"}),
+        ("casts_its_model", "bf16", {"has_optimizer": "no"}),
+        ("train_step", "bf16", {}),
+        pytest.param("compiles", "bf16", {"inside": "yes"}, marks=pytest.mark.slow),
+        pytest.param("compiles", "bf16", {"inside": "no"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_training_in_16_bits_is_a_result(
+    runner: JobRunner, function_job: FunctionJob, name: str, precision: str, options: dict[str, str]
+) -> None:
+    settings = {"options": tuple(options.items()), "memory_budget_bytes": None}  # torch.compile starts threads
+    job_result = runner.run(function_job(name, precision=precision, **settings))
+    assert job_result.status is JobStatus.FITS, job_result
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"), [("generator", "amp"), ("epochs", "amp"), ("casts_its_evaluation", "bf16")]
+)
+def test_a_training_that_ignores_its_precision_is_no_result(
+    runner: JobRunner, function_job: FunctionJob, name: str, precision: str
+) -> None:
+    job_result = runner.run(function_job(name, precision=precision))
+    assert (job_result.status, job_result.message) == (JobStatus.CRASHED, IN_FLOAT32)
+
+
+@pytest.mark.slow
+def test_an_ignored_precision_is_skipped_or_an_error_if_it_was_asked_for(
+    function_job: FunctionJob, tmp_path: Path
+) -> None:
+    settings = {"storage": f"sqlite:///{tmp_path}/optuna.db", "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    limits: dict[str, Any] = {"memory_budget": "64MiB", "max_batch_size": 16, "confirm_steps": 8}
+    with pytest.raises(TargetFailed, match=f"functions:generator: {IN_FLOAT32} at amp, batch 2"):
+        amp_track.max_batch("functions:generator", precision="fp32,amp", **limits, **settings)
+    found = amp_track.max_batch("functions:generator", **limits, **settings)
+    assert found.max_batch.keys() == {"fp32", "bf16"}
+    assert found.skipped["amp"] == IN_FLOAT32
 
 
 def test_the_speed_is_that_of_full_batches_though_an_epoch_has_only_one(

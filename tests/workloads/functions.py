@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
 
+import amp_track
+
 
 def network(width: int) -> nn.Module:
     torch.manual_seed(0)
@@ -49,6 +51,53 @@ def generator(batch_size: int, precision: str, width: int = 16) -> Iterator[None
     while True:
         training.step(images(batch_size))
         yield
+
+
+def casts_its_model(batch_size: int, precision: str, has_optimizer: bool) -> Iterator[None]:
+    """16-bit weights without autocast, whose update a generator may make itself."""
+    training = Training()
+    training.model.bfloat16()
+    while True:
+        if has_optimizer:
+            training.step(images(batch_size).bfloat16())
+        else:
+            training.model(images(batch_size).bfloat16()).sum().backward()
+        yield
+
+
+def compiles(batch_size: int, precision: str, inside: bool) -> None:
+    """Autocast within the compiled function, where it is traced, or around it."""
+    training = Training(precision)
+
+    def loss_of(batch: Tensor) -> Tensor:
+        with casting(precision if inside else "fp32"):
+            return training.model(batch).sum()  # type: ignore[no-any-return]
+
+    compiled = torch.compile(loss_of, backend="eager", fullgraph=True)
+    while True:
+        with casting("fp32" if inside else precision):
+            loss = compiled(images(batch_size))
+        loss.backward()
+        training.optimizer.step()
+
+
+def train_step(batch_size: int, precision: str) -> None:
+    model = network(16)
+    step = amp_track.TrainStep(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy, precision
+    )
+    while True:
+        step(images(batch_size), torch.zeros(batch_size, dtype=torch.long))
+
+
+def casts_its_evaluation(batch_size: int, precision: str) -> None:
+    """Autocast in the evaluation only."""
+    training, data = Training(), TensorDataset(images(60))
+    while True:
+        for (batch,) in DataLoader(data, batch_size=batch_size):
+            training.step(batch)
+        with torch.no_grad(), casting(precision):
+            training.model(images(8))
 
 
 def epochs(batch_size: int, precision: str, samples: int = 1000, count: int = 2) -> None:
