@@ -132,6 +132,9 @@ class JobResult:
     training_samples: int | None = None
     drops_last: bool = False  # whether a last batch that is not full is left out
     """The size of the data set for each process, if the job has shown it: of a function, a command or a stream."""
+    batches_per_step: int | None = None
+    """The batches of most full optimizer steps of a function or a command: more than 1 if it accumulates gradients
+    itself. None if no loader has shown them."""
     size_ratio: float | None = None
     """The size of the largest samples relative to the mean, if every batch had the largest ones."""
     why_as_drawn: str = ""

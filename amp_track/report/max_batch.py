@@ -107,7 +107,8 @@ def max_batch_cells(fitted: PrecisionResult) -> tuple[str, str, str, str]:
 
 def max_batch_notes(result: MaxBatchResult) -> list[str]:
     """Return the notes on a search for max batches, those that change how its answer is used first."""
-    lines = unproven_notes(result) + _few_steps(result) + _varying_speeds(result) + confirmation_notes(result)
+    lines = unproven_notes(result) + _few_steps(result) + _own_accumulation(result)
+    lines += _varying_speeds(result) + confirmation_notes(result)
     if has_cpu_budget(result):
         lines.append(CPU_BUDGET_IS_SLOW)
     if any(fitted.efficient_batch for fitted in result.precisions.values()):
@@ -142,9 +143,25 @@ def _few_steps(result: MaxBatchResult) -> list[str]:
         cure = (
             "train for more epochs, raise the learning rate, or keep the samples per step with --effective-batch-size"
         )
+    batch = f"{choice.batch_size:,}" + (f" × {choice.batches_per_step}" if choice.batches_per_step > 1 else "")
     return [
-        f"Few optimizer steps: at batch {choice.batch_size:,} an epoch {before}, so the model may stay undertrained. "
+        f"Few optimizer steps: at batch {batch} an epoch {before}, so the model may stay undertrained. "
         f"To avoid that, {cure} (docs/learning-rate.md)."
+    ]
+
+
+def _own_accumulation(result: MaxBatchResult) -> list[str]:
+    """Return a note if the training itself accumulates another number of batches than the effective batch needs."""
+    choice = result.recommended
+    if choice is None or result.accumulation(choice.precision) is None:
+        return []
+    own, wanted = result.batches_per_step(choice.batch_size), choice.job.grad_accum
+    if own in (1, wanted):
+        return []
+    return [
+        f"The training itself accumulates {own} batches in each optimizer step. Change that number to {wanted} at "
+        f"batch {choice.batch_size:,}: else a step does not have the {result.effective_batch_size:,} samples of "
+        "--effective-batch-size."
     ]
 
 

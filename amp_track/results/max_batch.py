@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, mode
 from typing import TYPE_CHECKING, Any
 
 from amp_track.batch_search.recommended_batch import NO_SLOWER, is_timed
@@ -228,6 +228,14 @@ class MaxBatchResult(Shown):
         found = self.precisions[precision]
         of_each, largest = self.effective_batch_size // self.job.nproc, found.recommended_batch
         return micro_batch(of_each, largest or found.max_batch.batch_size, multiple_of=self.multiple_of)
+
+    def batches_per_step(self, batch_size: int) -> int:
+        """Return the batches of a step as the training itself accumulates them; 1 if none has shown them.
+
+        The runs of this batch count, if they have: a training may keep the samples of a step.
+        """
+        known = [(probe.batch_size, own) for probe in self.probes if (own := probe.job_result.batches_per_step)]
+        return mode([own for batch, own in known if batch == batch_size] or [own for _, own in known] or [1])
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -48,6 +48,9 @@ class Recommendation:
     """The optimizer steps of an epoch; None with `--steps`, or if the number of training samples is unknown."""
     workload_epoch_steps: int | None = None
     """The same at the workload's own batch size; None for a function or a command, too."""
+    batches_per_step: int = 1
+    """The batches that the training itself accumulates in each optimizer step; 1 with `--effective-batch-size`, which
+    decides about them."""
     target_recipe: str = ""
     job_result: JobResult | None = None
     """The training that the recommendation is based on; None if only max batches are known."""
@@ -66,7 +69,8 @@ class Recommendation:
     @property
     def in_tools(self) -> dict[str, str]:
         """The same training in the words of other libraries, by library: precision, batch size and accumulation."""
-        words, batch, accumulated = Precision.named(self.precision).in_tools, self.batch_size, self.job.grad_accum
+        words, batch = Precision.named(self.precision).in_tools, self.batch_size
+        accumulated = self.job.grad_accum * self.batches_per_step
         flag = words["transformers"].removeprefix("--").partition(" ")[0]
         is_tf32 = 'torch.set_float32_matmul_precision("high"); ' if self.precision == "tf32" else ""
         arguments = {
@@ -102,6 +106,7 @@ class Recommendation:
             "precision": self.precision,
             "batch_size": self.batch_size,
             "grad_accum": self.job.grad_accum,
+            "batches_per_step": self.batches_per_step,
             "epoch_steps": self.epoch_steps,
             "workload_epoch_steps": self.workload_epoch_steps,
             "makes_few_steps": self.makes_few_steps,
@@ -189,9 +194,11 @@ def _recommended(
     precision, of_fp32 = changes["precision"], fitted.max_batch.get(REFERENCE)
     is_reference, max_batch = precision == REFERENCE, fitted.max_batch[precision]
     job = fitted.with_eval_batch_size(dataclasses.replace(fitted.asked, **changes), precision)
+    own = 1 if fitted.effective_batch_size is not None else fitted.batches_per_step(changes["batch_size"])
     return Recommendation(
         job=job,
-        epoch_steps=_epoch_steps(fitted, job),
+        batches_per_step=own,
+        epoch_steps=_epoch_steps(fitted, dataclasses.replace(job, grad_accum=job.grad_accum * own)),
         workload_epoch_steps=_epoch_steps(
             fitted, dataclasses.replace(fitted.asked, batch_size=fitted.workload_batch_size)
         ),

@@ -125,6 +125,9 @@ class TrainingWatch:
         self._last_draw: tuple[int, int, float | None] = (0, 0, None)
         """The samples of the largest batch since the last step and of its data set, and the ratio of their sizes."""
         self._samples_since_step = 0
+        self._batches_since_step = 0
+        """The batches of the loader that has given the most since the last step."""
+        self._batches_of_steps: Counter[int] = Counter()
         self._is_interrupted = True
         """Whether an evaluation or a new epoch has begun since the last step."""
         self._drops_last = False
@@ -240,6 +243,7 @@ class TrainingWatch:
             speed_readings=self._speed_readings(),
             training_samples=self._dataset_samples or None,
             drops_last=self._drops_last,
+            batches_per_step=next((batches for batches, _ in self._batches_of_steps.most_common(1)), None),
         )
 
     def result_after(self, error: BaseException) -> JobResult:
@@ -310,9 +314,11 @@ class TrainingWatch:
         now = time.perf_counter()
         counts_draws = self._last_draw[0] > 0 and not self._has_workers  # they draw many batches ahead
         samples = self._samples_since_step or (0 if counts_draws else self._batch_size)
-        self._samples_since_step = 0
+        batches, self._samples_since_step, self._batches_since_step = self._batches_since_step, 0, 0
         if samples and self._ends and not self._is_interrupted:  # without samples, its batch was drawn ahead
             self._intervals.append((now - self._ends[-1], samples))
+            if batches and samples % self._batch_size == 0:  # else it has the smaller last one
+                self._batches_of_steps[batches] += 1
         elif samples and self._epoch_began is not None:
             self._first_steps.append((now - self._epoch_began, min(samples, self._batch_size)))
         self._is_interrupted, self._epoch_began = False, None
@@ -360,6 +366,8 @@ class TrainingWatch:
                 # accelerate's.
                 is_another = getattr(iterator, "amp_track_step", None) == self.steps
                 iterator.amp_track_step = self.steps
+                iterator.amp_track_batches = 1 + (iterator.amp_track_batches if is_another else 0)
+                self._batches_since_step = max(self._batches_since_step, iterator.amp_track_batches)
                 largest = max(len(index), self._last_draw[0]) if is_another else len(index)
                 self._last_draw = largest, samples, sizes.ratio if sizes is not None else None
                 self._samples_since_step += len(index)

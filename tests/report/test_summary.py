@@ -77,6 +77,35 @@ def test_a_recommended_batch_with_few_steps_an_epoch_has_a_note_first() -> None:
         assert "Few optimizer steps" not in "".join(max_batch_notes(dataclasses.replace(found, **no_note)))
 
 
+def test_a_training_that_accumulates_itself_has_fewer_steps_and_a_note_with_an_effective_batch() -> None:
+    def ran(batch_size: int, own: int | None) -> TrialRow:
+        job_result = JobResult(status=JobStatus.FITS, batches_per_step=own)
+        return TrialRow(precision="amp", batch_size=batch_size, run_id="", job_result=job_result)
+
+    probes = (ran(2, 8), ran(4, 8), ran(10_944, None))
+    alone = dataclasses.replace(FIT, effective_batch_size=None, training_samples=500_000, asked=Job(), probes=probes)
+    choice = alone.recommended
+    assert choice is not None
+    assert choice.epoch_steps == math.ceil(math.ceil(500_000 / 13_320) / 8) == 5
+    assert max_batch_notes(alone)[0].startswith(
+        "Few optimizer steps: at batch 13,320 × 8 an epoch of 500,000 samples has"
+    )
+    assert choice.in_tools["transformers"].endswith("fp16=True, gradient_accumulation_steps=8)")
+    assert choice.in_tools["timm"].endswith("--grad-accum-steps 8")
+    kept = dataclasses.replace(alone, probes=(*probes, ran(13_320, 2))).recommended
+    assert kept is not None and kept.as_json()["batches_per_step"] == 2, "that at the recommended batch counts"
+
+    effective = dataclasses.replace(FIT, probes=probes)
+    assert max_batch_notes(effective)[0] == (
+        "The training itself accumulates 8 batches in each optimizer step. Change that number to 10 at batch 10,944: "
+        "else a step does not have the 109,440 samples of --effective-batch-size."
+    )
+    assert effective.recommended is not None
+    assert "accumulate_grad_batches=10" in effective.recommended.in_tools["lightning"]
+    for own in (1, 10):
+        assert "itself" not in "".join(max_batch_notes(dataclasses.replace(FIT, probes=(ran(10_944, own),))))
+
+
 def test_readings_that_disagree_have_a_note() -> None:
     def noted(*own: float) -> list[str]:
         fp32 = dataclasses.replace(FIT.precisions["fp32"], compared=(784,), readings={392: (1.0, 9.0), 784: own})

@@ -105,8 +105,8 @@ def test_the_json_of_a_fit_has_accumulation_and_the_reason_of_those_left_out() -
     timm = "train.py --batch-size 504 --amp --amp-dtype float16 --grad-accum-steps 2"
     assert shown["recommended"].pop("in_tools")["timm"] == timm, "tests/results/test_in_tools.py runs the others"
     assert shown["recommended"] == {
-        "precision": "amp", "batch_size": 504, "grad_accum": 2, "samples_per_second": 450.0, "readings": 1,
-        "epoch_steps": None, "workload_epoch_steps": None, "makes_few_steps": False,
+        "precision": "amp", "batch_size": 504, "grad_accum": 2, "batches_per_step": 1, "samples_per_second": 450.0,
+        "readings": 1, "epoch_steps": None, "workload_epoch_steps": None, "makes_few_steps": False,
         "command": "amp-track train experiments/digits.py --precision amp --batch-size 504 --grad-accum 2",
     }  # fmt: skip
     assert shown["precisions"] == {

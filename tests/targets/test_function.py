@@ -120,6 +120,24 @@ def test_gradients_may_accumulate_over_batches_drawn_ahead(
     assert job_result.steps >= min(2, batches // every)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "batches"),
+    [
+        ("accumulates", {"batches": "60", "every": "1"}, 1),
+        ("accumulates", {"batches": "60", "every": "4"}, 4),
+        ("accumulates", {"batches": "3", "every": "3"}, None),
+        ("two_loaders", {}, 1),
+        ("generator", {}, None),
+    ],
+)
+@pytest.mark.parametrize("probe", [True, False])
+def test_the_batches_of_a_step_are_counted(
+    runner: JobRunner, function_job: FunctionJob, name: str, options: dict[str, str], batches: int | None, probe: bool
+) -> None:
+    job_result = runner.run(function_job(name, options=tuple(options.items()), probe=probe, steps=10))
+    assert (job_result.status, job_result.batches_per_step) == (JobStatus.FITS, batches)
+
+
 def test_a_longer_run_goes_on_to_its_steps_or_to_its_end(runner: JobRunner, function_job: FunctionJob) -> None:
     assert runner.run(function_job("generator", probe=False, steps=7)).steps == 7
     assert runner.run(function_job("returns_a_generator", probe=False, steps=7)).steps == 7

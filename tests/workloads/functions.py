@@ -135,6 +135,15 @@ def accumulates(batch_size: int, precision: str, batches: int, every: int) -> No
             break
 
 
+def two_loaders(batch_size: int, precision: str) -> None:
+    """Each step has a batch of both, as with labeled and unlabeled images."""
+    training, data = Training(precision), TensorDataset(images(1000))
+    loaders = [DataLoader(data, batch_size=batch_size) for _ in range(2)]
+    for _ in range(2):
+        for (labeled,), (unlabeled,) in zip(*loaders, strict=False):
+            training.step(torch.cat([labeled, unlabeled]))
+
+
 def half_batches(batch_size: int, precision: str) -> None:
     for (batch,) in DataLoader(TensorDataset(images(1000)), batch_size=max(batch_size // 2, 1)):
         Training(precision).step(batch)
