@@ -57,19 +57,27 @@ def max_batch(request: Request, *, runner: Runner | None = None) -> MaxBatchResu
 def _try_out(session: Session) -> Session:
     """Run a function or a command on a small batch at each precision, before anything is written.
 
-    Return the session without the precisions at which it fails. Raises BadInput, and TargetFailed if all fail or if it
-    was asked for.
+    Return the session without the precisions at which it fails or seems to compute in float32; the latter stay, with a
+    caution, if they were asked for. Raises BadInput, and TargetFailed if all fail or if it was asked for.
     """
-    failed: dict[str, Support] = {}
+    found: dict[str, Support] = {}
+    is_asked_for = session.request.max_batch_options.precisions is not None
+    shown: tuple[Job, JobResult] | None = None
     for precision in session.precisions:
         job = dataclasses.replace(session.job, precision=precision, batch_size=_TRIED_SAMPLES, probe=True)
         with progress.working(f"trying {session.job.short_name} with {_TRIED_SAMPLES} samples at {precision}"):
             job_result = session.runner.run(job, ignore)
         if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
-            if session.request.max_batch_options.precisions is not None or len(failed) + 1 == len(session.precisions):
+            if is_asked_for or len(found) + 1 == len(session.precisions):
                 raise_on_crash(job, job_result)
-            failed[precision] = Support(supported=False, reason=_why_left_out(job_result))
-    if job_result.fits and job_result.training_samples is None:
+            found[precision] = Support(supported=False, reason=_why_left_out(job_result))
+        elif job_result.in_float32:
+            asks = "" if is_asked_for else "; name it with --precision to measure it all the same"
+            found[precision] = Support(supported=is_asked_for, reason=IN_FLOAT32 + asks, is_emulated=is_asked_for)
+        if job_result.fits:
+            shown = job, job_result
+    if shown is not None and shown[1].training_samples is None:
+        job, job_result = shown
         job = dataclasses.replace(job, batch_size=_MANY_TRIED_SAMPLES)
         with progress.working(f"trying {session.job.short_name} with {_MANY_TRIED_SAMPLES} samples"):
             many_result = None
@@ -77,17 +85,15 @@ def _try_out(session: Session) -> Session:
                 many_result = session.runner.run(job, ignore)
         if many_result is not None:
             _check_growth(job, many_result, [(_TRIED_SAMPLES, job_result)])
-    supports = tuple((name, failed.get(name, support)) for name, support in session.inspection.precisions)
+    supports = tuple((name, found.get(name, support)) for name, support in session.inspection.precisions)
     inspection = dataclasses.replace(session.inspection, precisions=supports)
-    left = tuple(name for name in session.precisions if name not in failed)
+    left = tuple(name for name in session.precisions if inspection.support(name).supported)
     return Session(session.request, session.runner, inspection, left)
 
 
 def _why_left_out(job_result: JobResult) -> str:
     """Return why a precision is left out, with the last line that a script has printed."""
     message, said = job_result.message, "".join(job_result.traceback.strip().splitlines()[-1:])
-    if message == IN_FLOAT32:
-        return message
     return f"the training failed: {message}" + (f": {said}" if said not in ("", message) else "")
 
 
@@ -137,7 +143,12 @@ def find_max_batches(
 
     budget = probe_jobs.budget_of(session, goal)
     deadline = time.monotonic() + (limit_seconds if limit_seconds is not None else math.inf)
+    has_probed = False
     while max_batches.is_anything_left(study, sampler):
+        if has_probed and time.monotonic() > deadline:
+            progress.say("--time-limit is reached; the same command goes on with what is left")
+            break
+        has_probed = True
         with trials.next_trial(study) as asked:  # Optuna asks the sampler for the job
             proposal = sampler.suggest(asked.trial)
             known = study.get_trials(deepcopy=False)
@@ -153,14 +164,12 @@ def find_max_batches(
                 rows = [row for row in same if (row.kind == "typical") == (proposal.kind == "typical")]
                 _check_growth(job, job_result, [(row.batch_size, row.job_result) for row in rows])
             asked.value = max_batches.record(asked.trial, proposal, job_result, run_id, goal.budget_bytes)
-        if time.monotonic() > deadline and max_batches.is_anything_left(study, sampler):
-            progress.say("--time-limit is reached; the same command goes on with what is left")
-            break
     publish.show_max_batches(tracked_study.studies, study, goal)
 
     fits = max_batches.proven(study, sampler)
     for precision, fitted in fits.items():  # without a limit, measure the memory of one sample that does not fit
-        if not fitted.max_batch.batch_size and fitted.why_unsupported is None:
+        has_time = time.monotonic() <= deadline
+        if not fitted.max_batch.batch_size and fitted.why_unsupported is None and has_time:
             one_sample = probe_jobs.job_of(session, Proposal(precision, 1, "beyond", ""), budget)
             wanted = fitted.failure.wanted_bytes if fitted.failure is not None else None
             needed = max(session.bytes_needed(one_sample) or 0, wanted or 0)
@@ -168,7 +177,7 @@ def find_max_batches(
     tracked_study.tracker.settle()
     result = result_of(session, study, sampler, fits, run=tracked_study.run)
     publish.keep_max_batches(tracked_study, result)
-    if fits and all(fitted.max_batch.batch_size == 0 for fitted in fits.values()):
+    if fits.keys() >= {*session.precisions} and not any(fitted.max_batch.batch_size for fitted in fits.values()):
         raise NothingFits(why_nothing_fits(goal.budget_bytes, fits), result=result.as_json())
     return result
 
@@ -194,8 +203,8 @@ def result_of(
 
     trials = study.get_trials(deepcopy=False)
     takes_all = session.request.max_batch_options.precisions is None
-    skipped = {
-        name: session.unsupported[name] if takes_all else NOT_ASKED_FOR
+    skipped = {  # `train --batch-size auto` asks for one precision, by its own flag
+        name: session.unsupported.get(name, NOT_ASKED_FOR) if takes_all else NOT_ASKED_FOR
         for name in PRECISIONS
         if name not in session.precisions
     }

@@ -159,7 +159,7 @@ def _own_accumulation(result: MaxBatchResult) -> list[str]:
     if own in (1, wanted):
         return []
     return [
-        f"The training itself accumulates {own} batches in each optimizer step. Change that number to {wanted} at "
+        f"The training itself takes {own} batches for each optimizer step. Change that number to {wanted} at "
         f"batch {choice.batch_size:,}: else a step does not have the {result.effective_batch_size:,} samples of "
         "--effective-batch-size."
     ]

@@ -75,7 +75,7 @@ def run_trial(
             if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
                 with contextlib.suppress(StoreFailed):  # report the crash, not the store's failure
                     dashboard.note_failure(trial, job_result)
-            raise_on_crash(job, job_result, where=where)
+            raise_on_crash(job, job_result, where=where if session.inspection.kind != "workload" else "")
     metric_name = session.inspection.metric_name if proposal is None else None  # a probe has no useful metric
     why = proposal.reason if proposal is not None else note
     progress.say(progress.job_result_line(job, job_result, metric_name=metric_name, why=why), precision=job.precision)
@@ -142,13 +142,14 @@ def run_tracked(
 
 
 def raise_on_crash(job: Job, job_result: JobResult, *, where: str = "") -> None:
-    """Raise TargetFailed if the job crashed or timed out; `where` is the state of the search."""
+    """Raise TargetFailed if the job crashed or timed out; `where` is the state of a function's or command's search."""
     if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
         ran = f": {shlex.join(job.words(scratch='OUTPUT_FOLDER'))}" if job.command else ""
-        if job_result.status is JobStatus.CRASHED and "fits" in where:
-            ran += f". But {where}: if it rejects some batch sizes, such as odd ones, see docs/any-training.md"
+        hint = f"; {where}. Does it reject odd batch sizes? See docs/any-training.md" if "fits" in where else ""
+        is_exception = job_result.status is JobStatus.CRASHED and not job_result.signal
         raise TargetFailed(
-            f"{job.workload}: {job_result.message} at {job.precision}, batch {job.batch_size}{ran}",
+            f"{job.workload}: {job_result.message} at {job.precision}, batch {job.batch_size}{ran}"
+            + (hint if is_exception else ""),
             detail=job_result.traceback,
         )
 

@@ -193,7 +193,8 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
             yield TrackedStudy(studies.session, studies, study, tracker, parent, plots)
         except KeyboardInterrupt:
             progress.say("the same command resumes where it stopped")
-            progress.say(f"what is known so far: amp-track report {shlex.quote(studies.name)}")
+            if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
+                progress.say(f"what is known so far: amp-track report {shlex.quote(studies.name)}")
             raise
 
 

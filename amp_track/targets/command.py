@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -100,7 +101,8 @@ class CommandTraining:
         (self._folder / "scratch").mkdir(exist_ok=True)
         os.environ |= _NO_TRACKING | {"MLFLOW_TRACKING_URI": f"sqlite:///{self._folder}/mlflow.db"}
         output = self._folder / OUTPUT
-        if source.is_python(program) and not source.LAUNCHERS.isdisjoint(arguments):
+        module = next((word for before, word in pairwise(arguments) if before == "-m"), "")
+        if source.is_python(program) and module in source.LAUNCHERS:
             return self._launch([sys.executable, *arguments], output)
         if not source.is_python(program):
             return self._launch([program, *arguments], output)

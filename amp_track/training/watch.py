@@ -5,7 +5,7 @@ evaluation of two batches and its own last one, then full batches again. Three f
 five max batches found with them ran out of memory later, three at the epoch's smaller last batch. If samples differ in
 size, the batches of a probe consist of the largest ones, and so does every second batch of a longer run.
 
-Uses private names of torch: `Optimizer.__init__`, `Module._apply`, `autocast._enabled`, and `_next_index`,
+Uses private names of torch: `Optimizer.__init__`, `Module._apply`, `autocast._enabled` and `device`, and `_next_index`,
 `_sampler_iter`, `_index_sampler`, `_dataset_kind`, `_dataset`, `_num_workers` and `_collate_fn` of
 `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames them, the first probe raises AttributeError.
 `_WRAPPED` has private names of three libraries: if one is renamed, its batches stay as they are drawn, and the result
@@ -42,7 +42,7 @@ from amp_track.config.job import Job, loads_in_its_own_process
 from amp_track.config.precisions import Precision
 from amp_track.records.errors import BadInput, summary
 from amp_track.records.events import Event, Started, StepsDone
-from amp_track.records.result import IN_FLOAT32, JobResult, JobStatus
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.training import sample_sizes
 from amp_track.training.amp import random_state
 from amp_track.training.devices import oom
@@ -128,6 +128,8 @@ class TrainingWatch:
         self._batches_since_step = 0
         """The batches of the loader that has given the most since the last step."""
         self._batches_of_steps: Counter[int] = Counter()
+        self._is_at_end = False
+        """Whether the last batch of the training's loader has been drawn."""
         self._is_interrupted = True
         """Whether an evaluation or a new epoch has begun since the last step."""
         self._drops_last = False
@@ -172,9 +174,10 @@ class TrainingWatch:
                 keywords |= {"multiprocessing_context": None}
             load(self, *arguments, **keywords)
 
-        @functools.wraps(enter)  # torch.jit reads its source; torch.compile does not call it
+        @functools.wraps(enter)  # torch.jit reads its source
         def enter_autocast(self: Any) -> Any:
-            watch._is_16_bit |= self._enabled and torch.is_grad_enabled()  # an evaluation may autocast on its own
+            # An evaluation may autocast on its own, and a context for another device changes nothing.
+            watch._is_16_bit |= self._enabled and self.device == watch._device.kind and torch.is_grad_enabled()
             return enter(self)  # type: ignore[no-untyped-call]
 
         @functools.wraps(convert)
@@ -225,8 +228,6 @@ class TrainingWatch:
                 f"{self._job.workload}: its data loader gives batches of {drawn} for batch_size={self._batch_size}. "
                 "Use batch_size as the size of the loader's batches."
             )
-        if self._autocasts and not self._is_16_bit:
-            return JobResult(status=JobStatus.CRASHED, message=IN_FLOAT32)
         peak = self._device.peak() if self.has_begun else None
         return JobResult(
             status=JobStatus.FITS,
@@ -243,6 +244,7 @@ class TrainingWatch:
             speed_readings=self._speed_readings(),
             training_samples=self._dataset_samples or None,
             drops_last=self._drops_last,
+            in_float32=self._autocasts and not self._is_16_bit,
             batches_per_step=next((batches for batches, _ in self._batches_of_steps.most_common(1)), None),
         )
 
@@ -294,7 +296,9 @@ class TrainingWatch:
         self.phase = "optimizer"
         if self._autocasts and not self._is_16_bit:
             parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
-            self._is_16_bit = any(each.dtype in _16_BIT for each in parameters)
+            self._is_16_bit = torch.is_autocast_enabled(self._device.kind) or any(
+                each.dtype in _16_BIT for each in parameters
+            )
 
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         self.phase = "training"
@@ -317,7 +321,7 @@ class TrainingWatch:
         batches, self._samples_since_step, self._batches_since_step = self._batches_since_step, 0, 0
         if samples and self._ends and not self._is_interrupted:  # without samples, its batch was drawn ahead
             self._intervals.append((now - self._ends[-1], samples))
-            if batches and samples % self._batch_size == 0:  # else it has the smaller last one
+            if batches and not self._is_at_end:  # the last step of an epoch may have fewer
                 self._batches_of_steps[batches] += 1
         elif samples and self._epoch_began is not None:
             self._first_steps.append((now - self._epoch_began, min(samples, self._batch_size)))
@@ -355,7 +359,7 @@ class TrainingWatch:
         if trains:
             self._has_workers = iterator._num_workers > 0
             self._drops_last = bool(getattr(iterator._index_sampler, "drop_last", False))
-        if self._job.probe and self._ends_epoch(count, trains):
+        if is_last := self._job.probe and self._ends_epoch(count, trains):
             index = _last(iterator, index)
         if isinstance(index, list):
             samples, sizes = _length(iterator._dataset), None
@@ -367,6 +371,7 @@ class TrainingWatch:
                 is_another = getattr(iterator, "amp_track_step", None) == self.steps
                 iterator.amp_track_step = self.steps
                 iterator.amp_track_batches = 1 + (iterator.amp_track_batches if is_another else 0)
+                self._is_at_end = is_last or count == _length(iterator._index_sampler)
                 self._batches_since_step = max(self._batches_since_step, iterator.amp_track_batches)
                 largest = max(len(index), self._last_draw[0]) if is_another else len(index)
                 self._last_draw = largest, samples, sizes.ratio if sizes is not None else None

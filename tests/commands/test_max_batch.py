@@ -66,6 +66,17 @@ def test_a_time_limit_ends_with_what_is_known_and_the_same_command_goes_on(
     assert set(max_batch(asked("fp32", "bf16"), runner=runner).max_batch) == {"fp32", "bf16"}
 
 
+def test_a_time_limit_before_the_last_precision_does_not_say_that_nothing_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = SimulatedRunner(bytes_per_sample={"fp32": 2 * BUDGET, "bf16": 20_000})
+    clock = SimpleNamespace(monotonic=lambda: 60.0 * len(runner.jobs))
+    monkeypatch.setattr(max_batch_command, "time", clock)
+    found = max_batch(asked("fp32", "bf16", time_limit_seconds=90.0), runner=runner)
+    assert found.precisions["fp32"].max_batch.batch_size == 0
+    assert found.unproven == ("bf16",)
+
+
 class TestSamplesOfDifferentSize:
     """The worst batch is made of the largest samples, a typical one is drawn at random."""
 

@@ -97,7 +97,7 @@ def test_a_training_that_accumulates_itself_has_fewer_steps_and_a_note_with_an_e
 
     effective = dataclasses.replace(FIT, probes=probes)
     assert max_batch_notes(effective)[0] == (
-        "The training itself accumulates 8 batches in each optimizer step. Change that number to 10 at batch 10,944: "
+        "The training itself takes 8 batches for each optimizer step. Change that number to 10 at batch 10,944: "
         "else a step does not have the 109,440 samples of --effective-batch-size."
     )
     assert effective.recommended is not None
