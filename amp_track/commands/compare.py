@@ -147,7 +147,7 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
         option=option,
         values=tuple(values),
         precisions=base.precisions,
-        skipped=base.unsupported if base.request.max_batch_options.precisions is None else {},
+        skipped=base.skipped,
         cautions=base.cautions,
         seeds=base.request.search_options.seeds,
         tolerance=base.request.search_options.tolerance,

@@ -136,9 +136,8 @@ def find_max_batches(
 
     session, study, goal = tracked_study.session, tracked_study.study, sampler.goal
     progress.say(f"finding the max batch within {limit_in_words(session.job)} at {', '.join(session.precisions)}")
-    if session.request.max_batch_options.precisions is None:  # else these were not requested
-        for name, reason in session.unsupported.items():
-            progress.say(f"{name} skipped: {reason}")
+    for name, reason in session.skipped.items():
+        progress.say(f"{name} skipped: {reason}")
     session.say_cautions()
 
     budget = probe_jobs.budget_of(session, goal)
@@ -168,8 +167,7 @@ def find_max_batches(
 
     fits = max_batches.proven(study, sampler)
     for precision, fitted in fits.items():  # without a limit, measure the memory of one sample that does not fit
-        has_time = time.monotonic() <= deadline
-        if not fitted.max_batch.batch_size and fitted.why_unsupported is None and has_time:
+        if not fitted.max_batch.batch_size and fitted.why_unsupported is None and time.monotonic() <= deadline:
             one_sample = probe_jobs.job_of(session, Proposal(precision, 1, "beyond", ""), budget)
             wanted = fitted.failure.wanted_bytes if fitted.failure is not None else None
             needed = max(session.bytes_needed(one_sample) or 0, wanted or 0)
@@ -202,12 +200,8 @@ def result_of(
     from amp_track.study import max_batches
 
     trials = study.get_trials(deepcopy=False)
-    takes_all = session.request.max_batch_options.precisions is None
-    skipped = {  # `train --batch-size auto` asks for one precision, by its own flag
-        name: session.unsupported.get(name, NOT_ASKED_FOR) if takes_all else NOT_ASKED_FOR
-        for name in PRECISIONS
-        if name not in session.precisions
-    }
+    others = (name for name in PRECISIONS if name not in session.precisions)
+    skipped = {name: session.skipped.get(name, NOT_ASKED_FOR) for name in others}
     unproven = {}
     for precision in session.precisions:
         if precision not in fits:

@@ -174,12 +174,16 @@ class Job:
         values["command"] = tuple(values.get("command", ()))
         return Job(**values)
 
+    @property
+    def command_takes_precision(self) -> bool:
+        """Whether the command has a place for the precision."""
+        return any("{precision}" in word for word in self.command)
+
     def words(self, *, scratch: str) -> list[str]:
         """Return the words of the command, with the job's values in place of `{batch_size}` and other placeholders."""
         of_precision = dict(self.precision_words).get(self.precision)
         if of_precision is None:
-            takes_it = any("{precision}" in word for word in self.command)
-            library = library_of(self.workload) if takes_it else None
+            library = library_of(self.workload) if self.command_takes_precision else None
             of_precision = Precision.named(self.precision).in_tools.get(library or "", self.precision)
         values = {"{batch_size}": str(self.batch_size), "{scratch}": scratch, "{precision}": of_precision}
         words = []

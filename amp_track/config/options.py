@@ -347,8 +347,8 @@ class Request:
 
     def __post_init__(self) -> None:
         precisions = self.max_batch_options.precisions or ()
-        without_a_place = self.job.command and not any("{precision}" in word for word in self.job.command)
-        if without_a_place and (named := [name for name in precisions if name != REFERENCE]):
+        named = [name for name in precisions if name != REFERENCE]
+        if named and self.job.command and not self.job.command_takes_precision:
             raise BadInput(
                 f"--precision: got {', '.join(named)}, but the command has no {{precision}}. docs/any-training.md says "
                 "how to add it."

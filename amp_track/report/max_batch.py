@@ -54,13 +54,13 @@ def max_batch_table(result: MaxBatchResult) -> Table:
     if result.effective_batch_size is not None:
         columns += numbers(f"effective\nbatch {result.effective_batch_size}")
     rows = [_row(result, name) for name in result.precisions]
-    rows += [(name, word, *[UNKNOWN] * (len(columns) - 2)) for name, word in words_for_the_others(result).items()]
-    return table_of(title(result), columns, rows)
+    return table_of(title(result), columns, rows + rows_of_the_others(result, len(columns)))
 
 
-def words_for_the_others(result: MaxBatchResult) -> dict[str, str]:
-    """Return what stands in place of the max batch at each requested precision that has none."""
-    return {name: "not yet" if name in result.unproven else "skipped" for name in result.left_out}
+def rows_of_the_others(result: MaxBatchResult, columns: int) -> list[Row]:
+    """Return a row for each requested precision that has no max batch."""
+    words = {name: "not yet" if name in result.unproven else "skipped" for name in result.left_out}
+    return [(name, word, *[UNKNOWN] * (columns - 2)) for name, word in words.items()]
 
 
 def _row(result: MaxBatchResult, name: str) -> Row:

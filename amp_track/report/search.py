@@ -8,8 +8,8 @@ from amp_track.report.max_batch import (
     confirmation_notes,
     max_batch_cells,
     precision_notes,
+    rows_of_the_others,
     unproven_notes,
-    words_for_the_others,
 )
 from amp_track.report.table import Column, Row, Table, numbers, table_of
 from amp_track.report.wording import (
@@ -54,9 +54,7 @@ def search_table(result: SearchResult) -> Table:
     has_scaler = any(best.job_result.scale is not None for best in bests)
     columns += numbers("steps\nskipped") if has_scaler else []
     rows = [_row(result, name, has_scaler=has_scaler) for name in result.limits.precisions]
-    others = words_for_the_others(result.limits)
-    rows += [(name, word, *[UNKNOWN] * (len(columns) - 2)) for name, word in others.items()]
-    return table_of(title(result.limits), columns, rows)
+    return table_of(title(result.limits), columns, rows + rows_of_the_others(result.limits, len(columns)))
 
 
 def _row(result: SearchResult, name: str, *, has_scaler: bool) -> Row:

@@ -102,6 +102,11 @@ class Session:
         return {name: support.reason for name, support in self.inspection.precisions if not support.supported}
 
     @property
+    def skipped(self) -> dict[str, str]:
+        """The unsupported precisions of a request that names none, with the reason."""
+        return self.unsupported if self.request.max_batch_options.precisions is None else {}
+
+    @property
     def cautions(self) -> dict[str, str]:
         """The warnings about precisions that this device emulates."""
         return {name: caution for name, caution in self.inspection.cautions.items() if name in self.precisions}

@@ -378,15 +378,16 @@ class BatchSampler(optuna.samplers.BaseSampler):
         short, long = (
             _probes(done[precision], kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
         )
-        failed_long = min((probe.batch_size for probe in long if not probe.fits), default=sys.maxsize)
+        failed_long = _first_failure(long)
         short += [  # above a failed confirmation run they would only ask for more of them
             Probe(job.batch_size, job.job_result.status)
             for job in done[precision]
             if job.kind == TYPICAL and job.batch_size < failed_long
         ]
         over = [job for jobs in done.values() for job in jobs if job.job_result.status is JobStatus.OVER_DATASET]
-        failed = min((probe.batch_size for probe in short if not probe.fits), default=sys.maxsize)
-        largest = max((probe.batch_size for probe in short if probe.fits and probe.batch_size < failed), default=0)
+        failed_short = _first_failure(short)
+        fitting = (probe.batch_size for probe in short if probe.fits)
+        largest = max((batch_size for batch_size in fitting if batch_size < failed_short), default=0)
         # A confirmation run proves as much as a probe, unless it fails where a probe fits.
         known = [*short, *(probe for probe in long if probe.fits or probe.batch_size > largest)]
         known += _probes(over, _MEASURED)  # the data set is the same at each precision
@@ -490,6 +491,11 @@ class BatchSampler(optuna.samplers.BaseSampler):
     ) -> Any:
         # No job was claimed: another search worker has proven the last max batch since this trial was created.
         raise optuna.TrialPruned("nothing is left to probe")
+
+
+def _first_failure(probes: Iterable[Probe]) -> int:
+    """Return the smallest batch that did not fit; if all did, a larger one than any."""
+    return min((probe.batch_size for probe in probes if not probe.fits), default=sys.maxsize)
 
 
 def _has_equal(peaks: Sequence[int | None]) -> bool:

@@ -71,7 +71,7 @@ class CommandTarget(ProbeTarget):
         )
 
     def _unsupported(self) -> tuple[tuple[str, str], ...]:
-        if not any("{precision}" in word for word in self._job.command):
+        if not self._job.command_takes_precision:
             reason = "the command has no {precision}; docs/any-training.md says how to add it"
             return tuple((name, reason) for name in PRECISIONS if name != REFERENCE)
         known = dict(self._job.precision_words)
@@ -101,11 +101,10 @@ class CommandTraining:
         (self._folder / "scratch").mkdir(exist_ok=True)
         os.environ |= _NO_TRACKING | {"MLFLOW_TRACKING_URI": f"sqlite:///{self._folder}/mlflow.db"}
         output = self._folder / OUTPUT
+        is_python = source.is_python(program)
         module = next((word for before, word in pairwise(arguments) if before == "-m"), "")
-        if source.is_python(program) and module in source.LAUNCHERS:
-            return self._launch([sys.executable, *arguments], output)
-        if not source.is_python(program):
-            return self._launch([program, *arguments], output)
+        if not is_python or module in source.LAUNCHERS:
+            return self._launch([sys.executable if is_python else program, *arguments], output)
         self._watch = watch = TrainingWatch(self._job, self._device, self._send, enforce_budget=self._enforce_budget)
         watch.install()
         try:
