@@ -277,7 +277,14 @@ def summarize(compared: Sequence[Compared]) -> dict[str, Any]:
             for family, of_family in sorted(families.items())
         },
         "misses": [
-            [*each.row.key, each.row.batch_size, each.row.failed_batch_size, each.found.expected, each.found.safe]
+            [
+                *each.row.key,
+                each.row.batch_size,
+                each.row.failed_batch_size,
+                each.found.expected,
+                each.found.safe,
+                each.found.family,
+            ]
             for each in known
             if each.verdict != "inside"
         ],
@@ -351,14 +358,20 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def misses_table(summary: dict[str, Any]) -> str:
-    """Return the predictions outside of their brackets, and the hits by family."""
-    layouts: dict[tuple[str, ...], list[str]] = {}
-    for model, size, layout, *batches in sorted(summary["misses"]):
-        layouts.setdefault((f"`{model}`", str(size), *map(str, batches)), []).append(layout.replace("_", "-"))
-    rows = [[*row, " and ".join(of_row)] for row, of_row in layouts.items()]
-    families = [f"{family} {inside} of {total}" for family, (inside, total) in summary["families"].items()]
-    headings = ["model", "image", "ran", "failed", "expected", "safe", "layout"]
-    return f"{markdown.table(headings, rows)}\n\nRows inside, by module of timm: {', '.join(families)}."
+    """Return the predictions outside of their brackets, and the hits, by family."""
+    layouts: dict[tuple[Any, ...], list[str]] = {}
+    for model, size, layout, ran, failed, expected, safe, family in sorted(summary["misses"]):
+        layouts.setdefault((family, model, size, ran, failed, expected, safe), []).append(layout.replace("_", "-"))
+    outside: dict[str, list[str]] = {}
+    for (family, model, size, ran, failed, expected, safe), of_row in layouts.items():
+        text = f"`{model}` {size}: {expected} for {ran} to {failed}"
+        text += f", safe {safe} failed" if failed is not None and safe >= failed else ""
+        outside.setdefault(family, []).append(text + (f" ({of_row[0]})" if len(of_row) == 1 else ""))
+    families = summary["families"]
+    rows = [[family, "{} of {}".format(*families[family]), "; ".join(texts)] for family, texts in outside.items()]
+    hits = [f"{family} {total}" for family, (_, total) in families.items() if family not in outside]
+    headings = ["module of timm", "rows inside", "outside: model, image: expected batch for those that ran and failed"]
+    return f"{markdown.table(headings, sorted(rows))}\n\nAll rows inside: {', '.join(hits)}."
 
 
 def main() -> None:

@@ -89,8 +89,9 @@ def test_a_script_is_offered_to_max_batch_and_init_names_a_new_file(
         load_workload("train.py")
     assert str(raised.value) == (
         "train.py: the file defines no subclass of Workload. Pass a script to max-batch as it is (amp-track max-batch "
-        "-- python train.py --batch-size {batch_size}) or a function as module:function, plan a model with "
-        "amp_track.estimate(model, example, optimizer), or write a Workload to start from: amp-track init mine.py."
+        "-- python train.py --batch-size {batch_size}) or a function as module:function, or write a Workload to start "
+        "from: amp-track init mine.py. Plan a model with amp_track.estimate(model, example, optimizer), or by name: "
+        "timm:NAME, torchvision:NAME, transformers:CONFIG.json."
     )
 
 

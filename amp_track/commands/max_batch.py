@@ -13,9 +13,9 @@ from amp_track.commands import interrupted_safely
 from amp_track.config.inspection import Support
 from amp_track.config.job import Job, steps_per_epoch
 from amp_track.config.options import Request
-from amp_track.config.precisions import PRECISIONS
+from amp_track.config.precisions import PRECISIONS, Precision
 from amp_track.records.errors import BadInput, NothingFits
-from amp_track.records.result import IN_FLOAT32, JobResult, JobStatus
+from amp_track.records.result import IN_16_BITS, IN_FLOAT32, JobResult, JobStatus
 from amp_track.report import progress
 from amp_track.results.max_batch import NOT_ASKED_FOR, MaxBatchResult, PrecisionResult
 from amp_track.runner.runner import ignore
@@ -58,7 +58,8 @@ def _try_out(session: Session) -> Session:
     """Run a function or a command on a small batch at each precision, before anything is written.
 
     Return the session without the precisions at which it fails or seems to compute in float32; the latter stay, with a
-    caution, if they were asked for. Raises BadInput, and TargetFailed if all fail or if it was asked for.
+    caution, if they were asked for, as does fp32 if it seems to compute in 16 bits. Raises BadInput, and TargetFailed
+    if all fail or if it was asked for.
     """
     found: dict[str, Support] = {}
     is_asked_for = session.request.max_batch_options.precisions is not None
@@ -71,9 +72,12 @@ def _try_out(session: Session) -> Session:
             if is_asked_for or len(found) + 1 == len(session.precisions):
                 raise_on_crash(job, job_result)
             found[precision] = Support(supported=False, reason=_why_left_out(job_result))
-        elif job_result.in_float32:
-            asks = "" if is_asked_for else "; name it with --precision to measure it all the same"
-            found[precision] = Support(supported=is_asked_for, reason=IN_FLOAT32 + asks, is_emulated=is_asked_for)
+        elif job_result.ignores_precision:
+            autocasts = Precision.named(precision).autocasts
+            is_kept = is_asked_for or not autocasts
+            reason = IN_FLOAT32 if autocasts else IN_16_BITS
+            reason += "" if is_kept else "; name it with --precision to measure it all the same"
+            found[precision] = Support(supported=is_kept, reason=reason, is_emulated=is_kept)
         if job_result.fits:
             shown = job, job_result
     if shown is not None and shown[1].training_samples is None:

@@ -18,7 +18,7 @@ class Support:
     supported: bool
     reason: str
     is_emulated: bool = False
-    """Whether the device has no hardware units for it: it works, but is not faster."""
+    """Whether the device has no hardware units for it, or the training does not compute in it: a caution says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Inspection(TargetInspection):
 
     @property
     def cautions(self) -> dict[str, str]:
-        """The warnings of this device's emulated precisions."""
+        """The warnings of emulated precisions, and of those that a training ignores."""
         return {name: found.reason for name, found in self.precisions if found.supported and found.is_emulated}
 
 

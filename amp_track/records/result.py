@@ -11,6 +11,7 @@ from enum import StrEnum
 
 MODEL = "(model)"  # the layer name of the model itself, whose name in torch is empty
 IN_FLOAT32 = "no enabled autocast and no 16-bit weights were seen, so it seems to compute in float32"
+IN_16_BITS = "an enabled autocast or 16-bit weights were seen, so it does not compute in float32 alone"
 """What is said of a training that seems to ignore its precision."""
 _WAITED_FRACTION = 0.2  # from this fraction of the training time on, the input pipeline limits the speed
 _WAITED_SECONDS = 1.0  # shorter waits are not reported, even if they are a large fraction of a short training
@@ -133,8 +134,8 @@ class JobResult:
     """The size of the data set for each process, if the job has shown it: of a function, a command or a stream."""
     drops_last: bool = False
     """Whether an epoch leaves out a last batch that is not full."""
-    in_float32: bool = False
-    """Whether a function or a command computes in float32 although its precision is amp or bf16, as far as is seen."""
+    ignores_precision: bool = False
+    """Whether a function or a command seems to compute in float32 at amp or bf16, or in 16 bits at fp32 or tf32."""
     batches_per_step: int | None = None
     """The batches of most full optimizer steps of a function or a command: more than 1 if it accumulates gradients
     itself. None if no loader has shown them."""

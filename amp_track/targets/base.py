@@ -90,7 +90,7 @@ class ProbeTarget(ABC):
 
     def fake_step(self, *, as_cuda: bool) -> FakeStep:
         """Return its training step on fake tensors. Raises PlanningUnavailable, or BadInput without such a step."""
-        raise self._needs_a_workload("plan", f" Plan a model with {source.ESTIMATE}.")
+        raise self._needs_a_workload("plan", f" {source.HOW_TO_PLAN}.")
 
     def _needs_a_workload(self, command: str, instead: str = "") -> BadInput:
         kind = "command" if self._job.command else "function"

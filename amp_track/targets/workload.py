@@ -308,8 +308,8 @@ def _find_class(reference: str) -> type[Workload]:
         script = f"amp-track max-batch -- python {shlex.quote(reference)} --batch-size {{batch_size}}"
         raise BadInput(
             f"{reference}: the file defines no subclass of Workload. Pass a script to max-batch as it is ({script}) or "
-            f"a function as module:function, plan a model with {source.ESTIMATE}, or write a Workload to start from: "
-            f"{source.init_command()}."
+            f"a function as module:function, or write a Workload to start from: {source.init_command()}. "
+            f"{source.HOW_TO_PLAN}."
         )
     if len(classes) > 1:
         names = ", ".join(each.__name__ for each in classes)

@@ -244,7 +244,7 @@ class TrainingWatch:
             speed_readings=self._speed_readings(),
             training_samples=self._dataset_samples or None,
             drops_last=self._drops_last,
-            in_float32=self._autocasts and not self._is_16_bit,
+            ignores_precision=self._autocasts != self._is_16_bit,
             batches_per_step=next((batches for batches, _ in self._batches_of_steps.most_common(1)), None),
         )
 
@@ -294,7 +294,7 @@ class TrainingWatch:
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         self._begin()
         self.phase = "optimizer"
-        if self._autocasts and not self._is_16_bit:
+        if not self._is_16_bit and self.steps < 2:
             parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
             self._is_16_bit = torch.is_autocast_enabled(self._device.kind) or any(
                 each.dtype in _16_BIT for each in parameters

@@ -66,7 +66,9 @@ def test_a_script_that_ignores_its_precision_is_noticed(
     in_amp = runner.run(command_job(*probe, precision_words=words, precision="amp"))
     in_bf16 = runner.run(command_job(*probe, precision_words=words, precision="bf16"))
     assert in_amp.fits and in_bf16.fits, (in_amp, in_bf16)
-    assert (in_amp.in_float32, in_bf16.in_float32) == (True, False)
+    assert (in_amp.ignores_precision, in_bf16.ignores_precision) == (True, False)
+    in_fp32 = runner.run(command_job(*launcher, SCRIPT, "--bs", "{batch_size}", "--bf16"))
+    assert in_fp32.fits and in_fp32.ignores_precision
 
 
 def test_a_longer_run_makes_the_whole_training(runner: JobRunner, command_job: CommandJob, tmp_path: Path) -> None:
