@@ -33,6 +33,7 @@ def asked(
     )
 
 
+@pytest.mark.slow
 def test_values_are_trained_in_order_and_added_to_what_is_known() -> None:
     runner = SimulatedRunner(streams=True)
     first = compare(asked(vary=("width", ("8", "4")), study="w"), runner=runner)

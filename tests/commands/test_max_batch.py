@@ -50,6 +50,7 @@ def note_of(result: Any) -> str:
     return note
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_with_what_is_known_and_the_same_command_goes_on(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ class TestSamplesOfDifferentSize:
         confirmed = [job for job in runner.jobs if not job.probe]
         assert [job.worst_batch for job in confirmed] == [True, True]
 
+    @pytest.mark.slow
     def test_a_study_resumes_within_the_search_for_the_typical_max_batch(self) -> None:
         whole = SimulatedRunner(size_ratio=1.5)
         expected = max_batch(asked(study="whole"), runner=whole).max_batch
@@ -115,12 +117,14 @@ class TestSamplesOfDifferentSize:
         assert found.precisions["fp32"].typical_max_batch is not None
         assert len(after.jobs) == 2
 
+    @pytest.mark.slow
     def test_if_all_data_fit_at_once_one_probe_shows_that_they_fit_as_drawn(self) -> None:
         runner = SimulatedRunner(size_ratio=1.5, samples=20)
         fitted = max_batch(asked(), runner=runner).precisions["fp32"]
         assert fitted.max_batch == fitted.typical_max_batch
         assert [job.batch_size for job in runner.jobs if not job.worst_batch] == [20]
 
+    @pytest.mark.slow
     def test_samples_of_one_size_have_one_max_batch(self) -> None:
         runner = SimulatedRunner()
         fitted = max_batch(asked(), runner=runner).precisions["fp32"]
@@ -168,11 +172,13 @@ class TestEvaluation:
         assert max_batch(request, runner=again).precisions["fp32"].eval_max_batch == fitted.eval_max_batch
         assert not again.jobs
 
+    @pytest.mark.slow
     def test_the_size_of_its_data_limits_it(self) -> None:
         fitted = max_batch(asked(job={"eval_batch_size": "auto"}), runner=SimulatedRunner()).precisions["fp32"]
         assert fitted.eval_max_batch is not None
         assert (fitted.eval_max_batch.batch_size, fitted.eval_max_batch.bound) == (500, "dataset")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("given", "jobs"), [(None, {None}), (7, {7})])
     def test_another_batch_is_used_and_none_is_searched(self, given: int | None, jobs: set[int | None]) -> None:
         runner = SimulatedRunner()
@@ -180,6 +186,7 @@ class TestEvaluation:
         assert fitted.eval_max_batch is None
         assert {job.eval_batch_size for job in runner.jobs} == jobs
 
+    @pytest.mark.slow
     def test_trainings_evaluate_with_it(self) -> None:
         runner = SimulatedRunner(samples=20_000, eval_bytes_per_sample=8_000)
         request = asked(job={"eval_batch_size": "auto", "precision": "fp32"})
@@ -244,6 +251,7 @@ class TestMaxBatches:
         assert max_batch(asked(multiple_of=100), runner=runner).precisions["fp32"].max_multiple == 100
         assert [job.probe_to_the_end for job in runner.jobs if job.batch_size == 100] == probes
 
+    @pytest.mark.slow
     def test_a_few_batches_above_the_first_failing_one_are_tried(self) -> None:
         def another_engine(job: Job) -> JobResult | None:
             """From some batch on, a convolution takes an engine with a smaller workspace."""
@@ -262,6 +270,7 @@ class TestMaxBatches:
         assert (found.max_batch.batch_size, found.max_batch.first_failing_batch) == (99, 100)
         assert set(found.also_fits) >= {101, 102, 103, LARGEST}
 
+    @pytest.mark.slow
     def test_a_confirmation_run_that_fits_above_one_that_does_not_is_named(self) -> None:
         """The remainder of the data set decides: probes fit up to the max batch, of the longer runs there not all."""
         oom, failing = (
@@ -296,6 +305,7 @@ class TestMaxBatches:
         assert found.runs_at_max_batch == 5
         assert "in 5 fresh processes" in " ".join(max_batch_notes(result))
 
+    @pytest.mark.slow
     def test_the_recommended_batch_leaves_headroom_on_an_accelerator_and_is_timed(self) -> None:
         runner = SimulatedRunner()
         result = max_batch(asked("fp32", "amp"), runner=runner)
@@ -352,6 +362,7 @@ class TestMaxBatches:
         assert client().get_run(result.run_id).data.metrics["max_batch/fp32"] == LARGEST
         assert optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"]).best_value == LARGEST
 
+    @pytest.mark.slow
     def test_precisions_learn_from_each_other(self) -> None:
         runner = SimulatedRunner()
         result = max_batch(asked("fp32", "bf16", confirm_steps=0), runner=runner)
@@ -480,6 +491,7 @@ class TestResuming:
         max_batch(asked("fp32", "amp"), runner=runner)
         assert {job.precision for job in runner.jobs} == {"amp"}
 
+    @pytest.mark.slow
     def test_a_crash_ends_the_search_and_says_nothing_about_memory(self) -> None:
         crash = JobResult(
             status=JobStatus.CRASHED, message="ValueError: off by one (in forward)", traceback="Traceback …"

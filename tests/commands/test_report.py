@@ -36,6 +36,7 @@ def reported(study: str = "mine", out: str | None = None) -> MaxBatchResult | Se
     return report(request(Job(), study=study, report_options=ReportOptions(out=out)))
 
 
+@pytest.mark.slow
 def test_a_search_is_reported_as_it_was() -> None:
     result = search(asked(trials=5, seeds=2, lr_range=(1e-3, 1e-2)), runner=SimulatedRunner())
     assert reported() == result

@@ -52,6 +52,7 @@ def test_trainings_lie_inside_the_max_batches_under_one_run() -> None:
         assert f"within {8} MiB" in report.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precisions", "trained"), [(None, {"fp32", "bf16"}), (("fp32", "amp"), {"fp32", "amp"})])
 def test_a_far_too_slow_precision_is_trained_only_if_it_is_named(
     precisions: tuple[str, ...] | None, trained: set[str], monkeypatch: pytest.MonkeyPatch
@@ -63,6 +64,7 @@ def test_a_far_too_slow_precision_is_trained_only_if_it_is_named(
     assert result.limits.max_batch["amp"] > result.limits.max_batch["fp32"]
 
 
+@pytest.mark.slow
 def test_a_stale_trial_is_ended_though_its_part_of_the_study_is_over() -> None:
     """Another search worker, which still looks for max batches, dies when they are found."""
 
@@ -80,6 +82,7 @@ def test_a_stale_trial_is_ended_though_its_part_of_the_study_is_over() -> None:
     assert TrialState.RUNNING not in states
 
 
+@pytest.mark.slow
 def test_more_trials_are_added_to_what_is_known() -> None:
     first = search(asked("fp32", trials=2, study="grows"), runner=SimulatedRunner())
     runner = SimulatedRunner()
@@ -107,6 +110,7 @@ def test_a_metric_that_is_not_finite_cannot_win() -> None:
     assert result.pareto == ()
 
 
+@pytest.mark.slow
 def test_seeds_tell_whether_metric_is_kept() -> None:
     def metric(job: Job) -> float:
         return 0.9 + 0.001 * (job.seed % 3) - (0.1 if job.precision == "amp" else 0.0)
@@ -127,6 +131,7 @@ def test_seeds_without_evaluation_data_are_rejected() -> None:
         search(asked("fp32", seeds=3), runner=SimulatedRunner(batch_size=4, samples=9))
 
 
+@pytest.mark.slow
 def test_no_training_is_started_when_time_is_up_and_the_same_command_makes_the_others() -> None:
     runner = SimulatedRunner()
     question = asked(trials=5, seeds=3, time_limit_seconds=1e-6, study="short")
@@ -164,6 +169,7 @@ def test_seeds_that_some_precision_lacks_do_not_count(monkeypatch: pytest.Monkey
     assert "2 of 4 seeds" in " ".join(notes(result))
 
 
+@pytest.mark.slow
 def test_the_cost_is_said_before_the_first_training(capfd: pytest.CaptureFixture[str]) -> None:
     """5,000 samples at 1,000 and 3,000 samples/s, two epochs: 10 s and 3.3 s, and twice an evaluation of 500."""
     search(asked(trials=4, seeds=2, time_limit_seconds=7200.0, study="cost"), runner=SimulatedRunner())
@@ -200,6 +206,7 @@ def test_the_time_limit_starts_after_the_max_batches(monkeypatch: pytest.MonkeyP
     assert len(search(asked("fp32", trials=1, time_limit_seconds=1800.0), runner=runner).trials) == 1
 
 
+@pytest.mark.slow
 def test_nothing_left_is_said_too(capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         capfd.readouterr()

@@ -88,6 +88,7 @@ def test_a_worker_of_a_finished_study_repeats_nothing(found: MaxBatchResult) -> 
     assert not device.jobs
 
 
+@pytest.mark.slow
 def test_a_worker_joins_a_comparison() -> None:
     vary = CompareOptions(vary=("width", ("8", "4")))
     with pytest.raises(KeyboardInterrupt):

@@ -21,6 +21,7 @@ MLP = str(ROOT / "experiments" / "mlp.py")
 SINUSOID = str(ROOT / "experiments" / "sinusoid.py")
 
 
+@pytest.mark.slow
 def test_image_and_network_of_the_sinusoid_are_the_write_ups() -> None:
     workload = load_workload(SINUSOID)
     data = workload.train_data()

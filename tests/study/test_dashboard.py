@@ -65,6 +65,7 @@ def test_each_precision_is_a_study_of_its_own_with_the_proof_of_its_max_batch() 
         assert optuna_dashboard.get_note(view).startswith(f"{precision}: batch {size} ran")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_stores")
 def test_the_answer_is_a_note_on_every_part() -> None:
     result = search(

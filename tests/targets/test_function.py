@@ -100,6 +100,7 @@ def test_the_speed_is_that_of_full_batches_though_an_epoch_has_only_one(
     assert job_result.samples_per_second is not None and job_result.samples_per_second > 50  # the other: 10 in 0.3 s
 
 
+@pytest.mark.slow
 def test_a_loader_that_draws_ahead_in_processes_comes_to_its_last_batch_and_an_evaluation(
     runner: JobRunner, function_job: FunctionJob, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_the_batches_of_a_step_are_counted(
     assert (job_result.status, job_result.batches_per_step) == (JobStatus.FITS, batches)
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_to_its_steps_or_to_its_end(runner: JobRunner, function_job: FunctionJob) -> None:
     assert runner.run(function_job("generator", probe=False, steps=7)).steps == 7
     assert runner.run(function_job("returns_a_generator", probe=False, steps=7)).steps == 7

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from support import ROOT
 
 _HEAP = """
@@ -19,6 +20,7 @@ def printed(script: str) -> list[int]:
     return [int(line) for line in done.stdout.split()]
 
 
+@pytest.mark.slow
 def test_small_blocks_come_from_the_reserve_and_large_ones_from_the_system() -> None:
     grown = printed("""
 heap.make_exact()
@@ -32,6 +34,7 @@ for block_bytes in (100, 5_000, 27_000, 32_744, 32_745, 32_752, 40_000):
     assert grown == [0, 0, 0, 0, 20 * 9, 20 * 9, 20 * 10], "pages; a block of its own has a header"
 
 
+@pytest.mark.slow
 def test_free_blocks_that_were_there_before_hold_no_large_one() -> None:
     grown = printed("""
 blocks = [libc.malloc(32_752) for _ in range(41)]
@@ -45,6 +48,7 @@ print((size() - before) // 4096)
     assert grown == [25 * 9]
 
 
+@pytest.mark.slow
 def test_a_rejected_block_finds_less_than_a_page_at_the_end_of_the_heap() -> None:
     fits = printed("""
 import resource
@@ -58,6 +62,7 @@ for block_bytes in (2**20 - 4096, 2**20 + 4096):
     assert fits == [1, 0]
 
 
+@pytest.mark.slow
 def test_threads_share_one_heap() -> None:
     grown = printed("""
 import threading
