@@ -118,6 +118,13 @@ def test_a_model_in_place_of_a_workload_has_other_ways(reference: str, message: 
     assert str(raised.value) == message
 
 
+def test_an_unknown_library_of_models_is_named_beside_those_that_are_known() -> None:
+    with pytest.raises(
+        BadInput, match=r"^hf:bert: no module hf is in this folder or installed\. .* timm:NAME, torchvis"
+    ):
+        load_workload("hf:bert")
+
+
 def test_a_broken_file_shows_its_own_traceback_only() -> None:
     with pytest.raises(BadInput) as raised:
         load_workload(str(WORKLOADS / "broken.py"))

@@ -93,6 +93,7 @@ def _planned(request: Request) -> PlanResult:
         with interrupts.waiting():  # a server may not respond
             store_checks.check_tracking(request.stores.mlflow)
     targets = planned_targets(request)
+    _check_precisions(request, targets)
     planner = _Planner(request, targets)
     variants = [planner.variant(changes) for changes in planner.sessions]
     changes_nothing, not_planned = [], []
@@ -114,6 +115,14 @@ def _planned(request: Request) -> PlanResult:
         not_planned=tuple(not_planned),
     )
     return _tracked(result, planner) if options.track else result
+
+
+def _check_precisions(request: Request, targets: tuple[PlanTarget, ...]) -> None:
+    """Raise BadInput if no target supports any of the precisions that were asked for."""
+    asked_for = request.max_batch_options.precisions or ()
+    lacks = [f"{name} {reason}" for target in targets for name, reason in target.lacks if name in asked_for]
+    if lacks and len(lacks) == len(targets) * len(asked_for):
+        raise BadInput(f"--precision: {lacks[0]}. Plan another precision, or for another GPU.")
 
 
 def planned_targets(request: Request) -> tuple[PlanTarget, ...]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from amp_track.config.options import PlanCheckOptions, Request
+from amp_track.memory_plan import gpus
 from amp_track.records.errors import BadInput, PlanMoved, summary
 from amp_track.results.plan import PlanResult
 from amp_track.results.plan_check import PlanRecord, moves
@@ -37,7 +38,7 @@ def check_options(request: Request) -> None:
     if options.check is not None and options.against is not None:
         raise BadInput("--check and --against exclude each other. Omit one of the two.")
     if options.against is not None and not os.path.isfile(target):
-        raise BadInput(f"--against: {target} is not a file, so git has no other version of it. Use --check instead.")
+        raise BadInput(f"--against: {target} is not the name of a file. Name the file of the workload, or use --check.")
     if options.check is not None and options.update:
         check_writable("--check", options.check)
     elif options.check is not None:
@@ -53,7 +54,7 @@ def compared(result: PlanResult, request: Request, plan: Callable[[Request], Pla
         PlanMoved: a peak or a safe batch has moved by more than the tolerance.
         BadInput: the revision does not exist or has no such file, or the file cannot be written.
     """
-    options, settings = request.plan_check_options, _settings(request)
+    options, settings = request.plan_check_options, _settings(request, result)
     torch = importlib.metadata.version("torch").partition("+")[0]
     now = PlanRecord.of(result, settings=settings, torch=torch)
     if options.check is not None:
@@ -91,20 +92,21 @@ def check_writable(flag: str, name: str) -> None:
         raise BadInput(f"{flag}: {name} cannot be written. Name a file in a folder that exists.")
 
 
-def _settings(request: Request) -> dict[str, str]:
-    """Return the target and the given flags that determine a plan."""
-    job, plan, limits = request.job, request.plan_options, request.max_batch_options
+def _settings(request: Request, result: PlanResult) -> dict[str, str]:
+    """Return the target and what else determines a plan, by flag, however it was typed."""
+    job, limits, flags = request.job, request.max_batch_options, request.model_options.flags()
     settings = {
-        "TARGET": job.workload,
+        "TARGET": os.path.normpath(job.workload) if os.path.exists(job.workload) else job.workload,
         "--precision": ",".join(limits.precisions or ()),
-        "--gpu": ", ".join(plan.gpus),
-        "--memory-budget": ", ".join(plan.memory_budgets),
+        "--gpu": ", ".join(target.name for target in result.targets if target.is_gpu),
+        "--memory-budget": ", ".join(target.name for target in result.targets if not target.is_gpu),
         "--max-batch-size": limits.max_batch_size,
         "--batch-size": job.batch_size,  # not the workload's, whose change is one of the code
-        "--set": " ".join(f"{name}={value}" for name, value in job.options),
         "--grad-accum": job.grad_accum if job.grad_accum > 1 else None,
         "--max-grad-norm": job.max_grad_norm,
         "--channels-last": job.channels_last or None,
+        **{flags.get(name, f"--set {name}"): value for name, value in job.options},
+        "CUDA_MODULE_LOADING": "EAGER" if request.plan_options.gpus and gpus.loads_all_kernels() else None,
     }
     return {flag: str(value) for flag, value in settings.items() if value not in (None, "")}
 

@@ -47,7 +47,7 @@ class Gpu:
 
         The middle of its range is expected.
         """
-        kernels = _EAGER_GIB if os.environ.get("CUDA_MODULE_LOADING") == "EAGER" else (0.0, 0.0)
+        kernels = _EAGER_GIB if loads_all_kernels() else (0.0, 0.0)
         least_gib = self.memory_gib[0] - self.context_gib[1] - kernels[1]
         most_gib = self.memory_gib[1] - self.context_gib[0] - kernels[0]
         range_bytes = round(least_gib * _GIB), round(most_gib * _GIB)
@@ -68,6 +68,11 @@ class Gpu:
             return ""
         least, own = (".".join(map(str, capability)) for capability in (needed, self.compute_capability))
         return f"needs compute capability {least} or newer; {self.name} has {own}"
+
+
+def loads_all_kernels() -> bool:
+    """Return whether CUDA is to load all kernels when it starts, not each when it is needed."""
+    return os.environ.get("CUDA_MODULE_LOADING") == "EAGER"
 
 
 def target_of_size(text: str) -> PlanTarget:

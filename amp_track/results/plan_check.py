@@ -15,6 +15,8 @@ from amp_track.records.units import format_bytes
 from amp_track.results.plan import PlanResult
 
 _LAYERS_NAMED = 10
+_MOST_TIMES = 10
+"""Something that has grown by more has no percentage."""
 _Bytes = Annotated[int, Field(ge=0)]
 
 
@@ -96,7 +98,7 @@ class Moved:
     now: int
     is_size: bool
     layers: tuple[str, ...] = ()
-    """The layers that moved most, each with its sizes."""
+    """The layers that moved most, each with its sizes; of a precision only in its first entry."""
 
     def __str__(self) -> str:
         return f"{self.name}: {_change(self.before, self.now, is_size=self.is_size)}"
@@ -115,29 +117,27 @@ def moves(before: PlanRecord, now: PlanRecord, tolerance: Tolerance, name: str) 
                 f"{flag}: {value} here, but {earlier_value} for {name}. Plan with the same flags, or write the file "
                 "again with --update."
             )
+    for precision in sorted(before.peaks.keys() ^ now.peaks.keys()):
+        has = "has no" if precision in now.peaks else "also has"
+        raise BadInput(f"{name} {has} {precision}. Write it again with --update.")
     found = []
+    layers = {name: tuple(_moved_layers(before.peaks[name], now.peaks[name])) for name in now.peaks}
 
-    def moved(precision: str, what: str, earlier: int, later: int, *, is_size: bool) -> Moved:
-        layers = tuple(_moved_layers(before.peaks[precision], now.peaks[precision]))
-        return Moved(name=f"{precision}, {what}", before=earlier, now=later, is_size=is_size, layers=layers)
+    def add(precision: str, what: str, earlier: int, later: int, *, is_size: bool) -> None:
+        if abs(later - earlier) > tolerance.of(earlier):
+            name, of_precision = f"{precision}, {what}", layers.pop(precision, ())
+            found.append(Moved(name=name, before=earlier, now=later, is_size=is_size, layers=of_precision))
 
     for precision, peak in now.peaks.items():
         earlier = before.peaks[precision]
-        if _has_moved(earlier.tensors_bytes, peak.tensors_bytes, tolerance):
-            what = f"peak at batch {earlier.batch_size:,}"
-            what += f" before, {peak.batch_size:,} now" if peak.batch_size != earlier.batch_size else ""
-            peaks = earlier.peak_allocated_bytes, peak.peak_allocated_bytes
-            found.append(moved(precision, what, *peaks, is_size=True))
+        what = f"peak of tensors at batch {earlier.batch_size:,}"
+        what += f" before, {peak.batch_size:,} now" if peak.batch_size != earlier.batch_size else ""
+        add(precision, what, earlier.tensors_bytes, peak.tensors_bytes, is_size=True)
     for target, batches_now in now.safe_batches.items():
         for precision, batch in batches_now.items():
             earlier_batch = before.safe_batches.get(target, {}).get(precision, 0)
-            if _has_moved(earlier_batch, batch, tolerance):
-                found.append(moved(precision, f"safe batch on {target}", earlier_batch, batch, is_size=False))
+            add(precision, f"safe batch on {target}", earlier_batch, batch, is_size=False)
     return found
-
-
-def _has_moved(before: int, now: int, tolerance: Tolerance) -> bool:
-    return abs(now - before) > tolerance.of(before)
 
 
 def _moved_layers(before: PlannedPeak, now: PlannedPeak) -> Iterator[str]:
@@ -150,4 +150,5 @@ def _moved_layers(before: PlannedPeak, now: PlannedPeak) -> Iterator[str]:
 
 def _change(before: int, now: int, *, is_size: bool) -> str:
     earlier, later = (format_bytes(number) if is_size else f"{number:,}" for number in (before, now))
-    return f"{earlier} before, {later} now" + (f" ({now / before - 1:+.1%})" if before else "")
+    is_telling = 0 < now <= _MOST_TIMES * before
+    return f"{earlier} before, {later} now" + (f" ({now / before - 1:+.1%})" if is_telling else "")

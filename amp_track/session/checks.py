@@ -88,6 +88,12 @@ def needs_a_workload(job: Job, inspection: Inspection, command: str, why: str) -
         )
 
 
+_MODELS_WITH = {
+    "image_size": "models of images",
+    "sequence_length": "transformers models of texts",
+    "checkpoint_activations": "timm and transformers models",
+}
+"""The models that have an option, if not all models by name have it."""
 _SETTINGS = {
     "function": {"workload", "device", "memory_budget_bytes", "job_timeout_seconds", "options"},
     "command": {"workload", "device", "memory_budget_bytes", "job_timeout_seconds", "precision_words"},
@@ -125,10 +131,8 @@ def given_by_vary(request: Request, names: Collection[str]) -> Iterator[None]:
         if error.option not in flags:
             raise
         if isinstance(error, UnknownOption) and flags[error.option] != "--vary":
-            raise BadInput(
-                f"{flags[error.option]} is not an option of {request.job.workload}. It is for models by name, such as "
-                "timm:resnet50."
-            ) from None
+            models = _MODELS_WITH.get(error.option, "models by name, such as timm:resnet50")
+            raise BadInput(f"{flags[error.option]} is for {models}, not for {request.job.workload}.") from None
         raise BadOption(error.option, error.problem, flags[error.option]) from None
 
 

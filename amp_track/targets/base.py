@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 
 from amp_track.config.inspection import TargetInspection
-from amp_track.config.job import Job, JobFolder, library_of_model
+from amp_track.config.job import MODEL_LIBRARIES, Job, JobFolder, library_of_model
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadInput, InvalidReturnValue, printable, summary
 from amp_track.records.result import JobResult, JobStatus
@@ -121,6 +121,12 @@ def imported(reference: str) -> ModuleType:
         return source.import_workload(reference)
     except Exception as error:
         shown = reference.partition(":")[0]
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == shown.partition(".")[0]
+        if is_missing and ":" in reference:
+            raise BadInput(
+                f"{reference}: no module {shown} is in this folder or installed. Name one that is, a file, or a "
+                f"model: {', '.join(f'{library}:NAME' for library in MODEL_LIBRARIES)}."
+            ) from None
         raise BadInput(f"{shown}: its import raised {summary(error)}", detail=users_traceback(error)) from error
 
 

@@ -67,7 +67,7 @@ class NamedModel(Workload):
         if self.frozen:
             head = {id(parameter) for parameter in self.head(model)}
             if not head:
-                raise BadOption("frozen", f"got 'True', but {self.reference} has no head with separate weights")
+                raise BadOption("frozen", f"{self.reference} has no head with separate weights")
             for parameter in model.parameters():
                 parameter.requires_grad_(id(parameter) in head)
         return model
@@ -112,7 +112,7 @@ class NamedModel(Workload):
 
     def reject_checkpointing(self) -> BadOption:
         """Return the error of a model that cannot compute its activations again."""
-        return BadOption("checkpoint_activations", f"got 'True', but {self.reference} does not support it")
+        return BadOption("checkpoint_activations", f"{self.reference} does not support it")
 
 
 @dataclass(frozen=True)

@@ -275,9 +275,9 @@ def option_value(name: str, text: str, *, default: Any, hint: Any) -> Any:
                 return adapter.validate_python(None)
         return adapter.validate_strings(text)
     except ValidationError as error:
-        expected = f"one of {', '.join(listed)}" if listed else getattr(hint, "__name__", hint)
-        problem = f"got {text!r}, expected {expected}; {error.errors()[0]['msg'].lower()}"
-        raise BadOption(name, problem) from error
+        why = error.errors()[0]["msg"].lower()
+        expected = f"one of {', '.join(listed)}" if listed else f"{getattr(hint, '__name__', hint)}; {why}"
+        raise BadOption(name, f"got {text!r}, expected {expected}") from error
 
 
 def _find_class(reference: str) -> type[Workload]:

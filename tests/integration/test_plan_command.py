@@ -51,7 +51,8 @@ def test_a_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> 
         (["--check", "no/a.json", "--update"], "--check: no/a.json cannot be written."),
         (["--check", f"{'a' * 300}.json"], f"--check: {'a' * 300}.json cannot be read: "),
         (["--check", "a.json", "--vary", "width=8"], "--vary is not supported with --check or --against"),
-        (["--optimizer", "sgd"], "--optimizer is not an option of "),
+        (["--optimizer", "sgd"], "--optimizer is for models by name, such as timm:resnet50, not for "),
+        (["--gpu", "T4", "--precision", "bf16"], "--precision: bf16 needs compute capability 8.0 or newer; Tesla T4 "),
         (["timm:test_resnet", "--what-if"], "--what-if requires a single target."),
         (["--update"], "--update requires --check."),
         (["--check", "a.json", "--against", "main"], "--check and --against exclude each other."),
@@ -120,9 +121,11 @@ def test_flags_of_a_model_by_name_set_its_options(amp_track: Command) -> None:
 @pytest.mark.slow
 def test_an_option_that_a_model_by_name_lacks_names_its_flag(amp_track: Command) -> None:
     done = amp_track("plan", "timm:pit_ti_224", "--checkpoint-activations")
-    problem = "got 'True', but timm:pit_ti_224 does not support it"
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"amp-track: --checkpoint-activations: {problem}\n"
+    assert done.stderr == "amp-track: --checkpoint-activations: timm:pit_ti_224 does not support it\n"
+    done = amp_track("plan", "timm:pit_ti_224", "--sequence-length", "8")
+    problem = "--sequence-length is for transformers models of texts, not for timm:pit_ti_224."
+    assert (done.returncode, done.stderr) == (2, f"amp-track: {problem}\n")
 
 
 @pytest.mark.slow
@@ -236,7 +239,7 @@ def test_a_check_fails_where_a_peak_has_moved(amp_track: Command, tmp_path: Path
     assert same.stdout.splitlines()[-1] == "No peak and no safe batch has moved by more than 1% since memory.json."
     other = check("--set", "width=96")
     assert (other.returncode, other.stdout) == (2, "")
-    assert other.stderr.startswith("amp-track: --set: width=96 here, but none for memory.json.")
+    assert other.stderr.startswith("amp-track: --set width: 96 here, but none for memory.json.")
     changed = tmp_path / "workloads.py"
     changed.write_text(WORKLOADS.read_text().replace("width: int = 64", "width: int = 96"))
     written = (tmp_path / "memory.json").read_bytes()
@@ -251,7 +254,7 @@ def test_a_check_fails_where_a_peak_has_moved(amp_track: Command, tmp_path: Path
     assert "layers.0: " in moved.stderr
     assert moved.stderr.splitlines()[-1].startswith("amp-track: The plan has moved by more than 1% since memory.json")
     assert {each["name"] for each in json.loads(moved.stdout)["moved"]} == {
-        "fp32, peak at batch 64", "fp32, safe batch on 64MiB",
+        "fp32, peak of tensors at batch 64", "fp32, safe batch on 64MiB",
     }  # fmt: skip
     assert check_changed("--tolerance", "500%").returncode == 0
 
@@ -281,7 +284,7 @@ def test_a_plan_is_compared_with_that_of_another_commit(
     widths.write_text("WIDTH = 96")  # a module that the target imports
     moved = amp_track(*plan)
     assert moved.returncode == 4
-    assert "fp32, peak at batch 64: " in moved.stderr
+    assert "fp32, peak of tensors at batch 64: " in moved.stderr
     unknown = amp_track(*plan[:-1], "v9")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert unknown.stderr.startswith("amp-track: --against v9: ")

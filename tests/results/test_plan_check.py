@@ -32,7 +32,9 @@ def test_a_peak_that_moved_names_the_layers_that_did_largest_first() -> None:
 def test_a_batch_size_that_changed_is_said() -> None:
     peak = dataclasses.replace(record().peaks["amp"], batch_size=16, peak_allocated_bytes=200 * MIB)
     (moved,) = moves(record(), dataclasses.replace(record(), peaks={"amp": peak}), ONE_PERCENT, "a.json")
-    assert str(moved).startswith("amp, peak at batch 8 before, 16 now: 100 MiB before, 200 MiB now (+100.0%)")
+    assert str(moved).startswith(
+        "amp, peak of tensors at batch 8 before, 16 now: 100 MiB before, 200 MiB now (+100.0%)"
+    )
 
 
 @given(st.integers(1, 10**12), st.integers(1, 10**12))
@@ -63,13 +65,29 @@ def test_a_safe_batch_that_moved_names_the_layers_too() -> None:
     assert [layer.partition(":")[0] for layer in moved.layers] == ["1"]
 
 
+def test_layers_are_named_once_for_a_precision_and_growth_from_nearly_nothing_has_no_percentage() -> None:
+    now = record(peak_bytes=130 * MIB, safe_batch=100, layers={"0": 60 * MIB, "1": 60 * MIB, "2": MIB})
+    of_peak, of_batch = moves(record(layers={"0": 60 * MIB, "2": 100}), now, ONE_PERCENT, "a.json")
+    assert of_peak.layers == ("1: 0 B before, 60 MiB now", "2: 100 B before, 1 MiB now") and of_batch.layers == ()
+
+
+def test_a_file_with_other_precisions_is_rejected() -> None:
+    of_amp, of_both = (
+        dataclasses.replace(record(), peaks=dict.fromkeys(names, record().peaks["amp"]))
+        for names in (("amp",), ("amp", "tf32"))
+    )
+    for before, now, how in ((of_amp, of_both, "has no tf32"), (of_both, of_amp, "also has tf32")):
+        with pytest.raises(BadInput, match=rf"^a.json {how}\. Write it again with --update\.$"):
+            moves(before, now, ONE_PERCENT, "a.json")
+
+
 def test_workspaces_do_not_hide_the_change_of_a_small_model() -> None:
     before, now = (
         record(peak_bytes=size + 100 * MIB, layers={"0": size, "(workspaces)": 100 * MIB})
         for size in (MIB, MIB + 2**17)
     )
     (moved,) = moves(before, now, ONE_PERCENT, "a.json")
-    assert moved.before == 101 * MIB
+    assert moved.before == MIB
 
 
 def test_a_file_is_read_as_it_was_written() -> None:

@@ -271,7 +271,7 @@ BERT = {"architectures": ["BertForMaskedLM"]}
         ("torchvision:resnet5", {}, {}, "torchvision has no model 'resnet5'. Names like it: resnet50, "),
         ("torchvision:ssd300_vgg16", {}, {}, "detection models are not supported by name. Write a Workload"),
         ("torchvision:quantized_resnet50", {}, {}, "quantized models are not supported by name."),
-        ("timm:pit_ti_224", {}, {"checkpoint_activations": True}, "but timm:pit_ti_224 does not support it"),
+        ("timm:pit_ti_224", {}, {"checkpoint_activations": True}, "timm:pit_ti_224 does not support it"),
         ("torchvision:resnet18", {}, {"checkpoint_activations": True}, "expected an option of torchvision:resnet18"),
         ("timm:test_vit", {}, {"sequence_length": 8}, "expected an option of timm:test_vit"),
         ("timm:test_vit", {}, {"optimizer_name": "lion"}, "--set optimizer_name: got 'lion'"),
