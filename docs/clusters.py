@@ -1,4 +1,4 @@
-"""A cluster for an example: SLURM or Ray of one node, and servers of its stores, that nobody else reaches.
+"""A cluster for an example: SLURM of one node, and servers of its stores, that nobody else reaches.
 
     python docs/clusters.py work-slurm      within such a network alone: what `run_and_record` starts there
 
@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import examples
 
@@ -41,10 +40,9 @@ exit 0  # not the command in place of this shell, which reaps the daemons: it is
 _PROGRAMS = {"unshare": "util-linux", "ip": "iproute2", "hostname": "hostname", "mount": "mount"}
 """What sets the network up, and the Debian package that has it."""
 _END_SECONDS = 60
-_PACKAGES = {"slurm": "submitit", "ray": "ray"}
 
 
-def missing(cluster: Literal["slurm", "ray"]) -> str:
+def missing() -> str:
     """Return what an example on a cluster needs and this machine lacks, in one line; nothing where it can run."""
     for program, package in _PROGRAMS.items():
         if shutil.which(program) is None:
@@ -52,9 +50,9 @@ def missing(cluster: Literal["slurm", "ray"]) -> str:
     tried = subprocess.run([*_NAMESPACES, "true"], capture_output=True, text=True)
     if tried.returncode:
         return f"needs a network of its own, which root may make on Linux: {tried.stderr.strip()}"
-    if importlib.util.find_spec(_PACKAGES[cluster]) is None:
-        return f"needs {_PACKAGES[cluster]}: pip install {_PACKAGES[cluster].lower()}"
-    return postgresql.missing() or (slurm_cluster.missing() if cluster == "slurm" else "")
+    if importlib.util.find_spec("submitit") is None:
+        return "needs submitit: pip install submitit"
+    return postgresql.missing() or slurm_cluster.missing()
 
 
 def run_and_record(name: str) -> None:
@@ -91,21 +89,11 @@ def _stores() -> Iterator[None]:
         yield
 
 
-def _cluster(kind: Literal["slurm", "ray"]) -> contextlib.AbstractContextManager[Path]:
-    """Return what starts a cluster of one node, and ends it."""
-    if kind == "slurm":
-        return slurm_cluster.running_cluster()
-    from tests import ray_cluster  # which sets variables of Ray, for this process alone
-
-    return ray_cluster.running_cluster()
-
-
 def _main() -> None:
     (name,) = sys.argv[1:]
-    cluster = examples.EXAMPLES[name].cluster
-    assert cluster, f"{name} needs no cluster"
+    assert examples.EXAMPLES[name].on_slurm, f"{name} needs no cluster"
     try:
-        with _stores(), _cluster(cluster):
+        with _stores(), slurm_cluster.running_cluster():
             examples.run_and_record(name)
     except slurm_cluster.NodeIsDown as error:
         raise SystemExit(f"example {name}: {error}") from None

@@ -19,7 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RECORDS = Path(__file__).parent / "output"
@@ -45,7 +45,7 @@ class Example:
         keep: show only the lines that this regular expression finds.
         exit_code: how the last command is expected to end.
         is_slow: it takes a minute or so: run only when asked to.
-        cluster: what it runs on beside servers of its stores, all of which clusters.py starts; by default on nothing.
+        on_slurm: it runs on SLURM, beside servers of its stores, all of which clusters.py starts.
     """
 
     commands: tuple[str, ...]
@@ -53,7 +53,7 @@ class Example:
     keep: str = ""
     exit_code: int = 0
     is_slow: bool = False
-    cluster: Literal["", "slurm", "ray"] = ""
+    on_slurm: bool = False
 
 
 EXAMPLES = {
@@ -83,14 +83,7 @@ EXAMPLES = {
         with_progress=True,
         keep=f"{_OF_WORKERS}|^JOBID|^[0-9]+ ",
         is_slow=True,
-        cluster="slurm",
-    ),
-    "worker-ray": Example(
-        commands=(_STORES, _BEGIN, "amp-track worker digits --workers 2 --launcher ray"),
-        with_progress=True,
-        keep=_OF_WORKERS,
-        is_slow=True,
-        cluster="ray",
+        on_slurm=True,
     ),
     "worker-rejected": Example(
         commands=(

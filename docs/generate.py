@@ -350,14 +350,14 @@ def main() -> None:
     arguments = parser.parse_args()
     quick_or_all = [name for name, one in EXAMPLES.items() if arguments.all or not one.is_slow]
     for name in [] if arguments.check or arguments.run == ["none"] else arguments.run or quick_or_all:
-        cluster = EXAMPLES[name].cluster
-        if cluster and (why := clusters.missing(cluster)):
+        on_slurm = EXAMPLES[name].on_slurm
+        if on_slurm and (why := clusters.missing()):
             if arguments.run:
                 raise SystemExit(f"example {name}: {why}")
             print(f"example {name} is left out: {why}", file=sys.stderr)
             continue
         print(f"running example {name}", file=sys.stderr)
-        record = clusters.run_and_record if cluster else run_and_record
+        record = clusters.run_and_record if on_slurm else run_and_record
         record(name)
     sys.exit(_cog(check=arguments.check))
 
