@@ -19,7 +19,7 @@ search: $(VENV)/installed  ## the digits example: max batches and trainings with
 test: $(VENV)/installed-dev  ## the quick tests, of every module: three minutes on two cores
 	$(PYTEST) $(BOUND) $(ARGS) -m "not slow and not nightly"
 
-test-slow: $(VENV)/installed-dev  ## what takes longer, but must pass before a change lands: nine minutes on two cores
+test-slow: $(VENV)/installed-dev  ## what takes more than two seconds and must pass before a change lands: nine minutes on two cores
 	$(PYTEST) $(BOUND) $(ARGS) -m slow
 
 test-all: test test-slow  ## the quick and the slow tests: twelve minutes on two cores

@@ -370,7 +370,7 @@ def misses_table(summary: dict[str, Any]) -> str:
     families = summary["families"]
     rows = [[family, "{} of {}".format(*families[family]), "; ".join(texts)] for family, texts in outside.items()]
     hits = [f"{family} {total}" for family, (_, total) in families.items() if family not in outside]
-    headings = ["module of timm", "rows inside", "outside: model, image: expected batch for those that ran and failed"]
+    headings = ["module of timm", "rows inside", "rows outside: model and image: expected batch for ran to failed"]
     return f"{markdown.table(headings, sorted(rows))}\n\nAll rows inside: {', '.join(hits)}."
 
 

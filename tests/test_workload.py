@@ -89,9 +89,9 @@ def test_a_script_is_offered_to_max_batch_and_init_names_a_new_file(
         load_workload("train.py")
     assert str(raised.value) == (
         "train.py: the file defines no subclass of Workload. Pass a script to max-batch as it is (amp-track max-batch "
-        "-- python train.py --batch-size {batch_size}) or a function as module:function, or write a Workload to start "
-        "from: amp-track init mine.py. Plan a model with amp_track.estimate(model, example, optimizer), or by name: "
-        "timm:NAME, torchvision:NAME, transformers:CONFIG.json."
+        "-- python train.py --batch-size {batch_size}), write a Workload to start from (amp-track init mine.py), or "
+        "plan a model with amp_track.estimate(model, example, optimizer), or by name: timm:NAME, torchvision:NAME, "
+        "transformers:CONFIG.json."
     )
 
 
@@ -119,10 +119,12 @@ def test_a_model_in_place_of_a_workload_has_other_ways(reference: str, message: 
 
 
 def test_an_unknown_library_of_models_is_named_beside_those_that_are_known() -> None:
-    with pytest.raises(
-        BadInput, match=r"^hf:bert: no module hf is in this folder or installed\. .* timm:NAME, torchvis"
-    ):
+    with pytest.raises(BadInput) as raised:
         load_workload("hf:bert")
+    assert str(raised.value) == (
+        "hf:bert: no module hf is in this folder or installed. Models by name are timm:NAME, torchvision:NAME, "
+        "transformers:CONFIG.json."
+    )
 
 
 def test_a_broken_file_shows_its_own_traceback_only() -> None:

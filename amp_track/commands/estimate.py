@@ -127,7 +127,7 @@ class _Predictor:
             if not isinstance(device, str) or not self._on_cuda:
                 name = "the name of a GPU, " if self._on_cuda else ""
                 raise BadInput(
-                    f"device: got {device!r}, expected {name}a size such as 6GiB, or bytes, 1 MiB or more"
+                    f"device: got {device!r}, expected {name}a size such as 6GiB, or a number of bytes, at least 1 MiB"
                 ) from None
         target = gpus.gpu_named(device, flag="device", otherwise="give a size such as 6GiB").target()
         if reason := dict(target.lacks).get(self._precision):

@@ -58,8 +58,8 @@ def _try_out(session: Session) -> Session:
     """Run a function or a command on a small batch at each precision, before anything is written.
 
     Return the session without the precisions at which it fails or seems to compute in float32; the latter stay, with a
-    caution, if they were asked for, as does fp32 if it seems to compute in 16 bits. Raises BadInput, and TargetFailed
-    if all fail or if it was asked for.
+    caution, if they were asked for, as do fp32 and tf32 if they seem to compute in 16 bits. Raises BadInput, and
+    TargetFailed if all fail or if it was asked for.
     """
     found: dict[str, Support] = {}
     is_asked_for = session.request.max_batch_options.precisions is not None
@@ -69,7 +69,8 @@ def _try_out(session: Session) -> Session:
         with progress.working(f"trying {session.job.short_name} with {_TRIED_SAMPLES} samples at {precision}"):
             job_result = session.runner.run(job, ignore)
         if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
-            if is_asked_for or len(found) + 1 == len(session.precisions):
+            left_out = sum(not support.supported for support in found.values())
+            if is_asked_for or left_out + 1 == len(session.precisions):
                 raise_on_crash(job, job_result)
             found[precision] = Support(supported=False, reason=_why_left_out(job_result))
         elif job_result.ignores_precision:
@@ -77,7 +78,7 @@ def _try_out(session: Session) -> Session:
             is_kept = is_asked_for or not autocasts
             reason = IN_FLOAT32 if autocasts else IN_16_BITS
             reason += "" if is_kept else "; name it with --precision to measure it all the same"
-            found[precision] = Support(supported=is_kept, reason=reason, is_emulated=is_kept)
+            found[precision] = Support(supported=is_kept, reason=reason, has_caution=is_kept)
         if job_result.fits:
             shown = job, job_result
     if shown is not None and shown[1].training_samples is None:

@@ -10,13 +10,16 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from amp_track.config.options import PlanCheckOptions, Request
+from amp_track.config.cli_params import flags_of
+from amp_track.config.job import library_of_model
+from amp_track.config.options import ModelOptions, PlanCheckOptions, Request
 from amp_track.memory_plan import gpus
 from amp_track.records.errors import BadInput, PlanMoved, summary
+from amp_track.records.plan import PlanTarget
 from amp_track.results.plan import PlanResult
 from amp_track.results.plan_check import PlanRecord, moves
 
@@ -54,7 +57,7 @@ def compared(result: PlanResult, request: Request, plan: Callable[[Request], Pla
         PlanMoved: a peak or a safe batch has moved by more than the tolerance.
         BadInput: the revision does not exist or has no such file, or the file cannot be written.
     """
-    options, settings = request.plan_check_options, _settings(request, result)
+    options, settings = request.plan_check_options, settings_of(request, result.targets)
     torch = importlib.metadata.version("torch").partition("+")[0]
     now = PlanRecord.of(result, settings=settings, torch=torch)
     if options.check is not None:
@@ -92,23 +95,28 @@ def check_writable(flag: str, name: str) -> None:
         raise BadInput(f"{flag}: {name} cannot be written. Name a file in a folder that exists.")
 
 
-def _settings(request: Request, result: PlanResult) -> dict[str, str]:
-    """Return the target and what else determines a plan, by flag, however it was typed."""
-    job, limits, flags = request.job, request.max_batch_options, request.model_options.flags()
+def settings_of(request: Request, targets: Sequence[PlanTarget]) -> dict[str, str]:
+    """Return the target and what else determines a plan, by flag or environment variable."""
+    job, limits = request.job, request.max_batch_options
+    is_named = library_of_model(job.workload) is not None
+    flags = {flag.field.name: flag.name for flag in flags_of(ModelOptions)} if is_named else {}
+    loads_all = request.plan_options.gpus and gpus.loads_all_kernels()
+    below = os.path.relpath(job.workload)
     settings = {
-        "TARGET": os.path.normpath(job.workload) if os.path.exists(job.workload) else job.workload,
-        "--precision": ",".join(limits.precisions or ()),
-        "--gpu": ", ".join(target.name for target in result.targets if target.is_gpu),
-        "--memory-budget": ", ".join(target.name for target in result.targets if not target.is_gpu),
+        "TARGET": below if os.path.isfile(below) and not below.startswith(os.pardir) else job.workload,
+        "--precision": ",".join(sorted(limits.precisions or ())),
+        "--gpu": ", ".join(sorted(target.name for target in targets if target.is_gpu)),
+        "--memory-budget": ", ".join(target.name for target in targets if not target.is_gpu),
         "--max-batch-size": limits.max_batch_size,
         "--batch-size": job.batch_size,  # not the workload's, whose change is one of the code
         "--grad-accum": job.grad_accum if job.grad_accum > 1 else None,
         "--max-grad-norm": job.max_grad_norm,
         "--channels-last": job.channels_last or None,
-        **{flags.get(name, f"--set {name}"): value for name, value in job.options},
-        "CUDA_MODULE_LOADING": "EAGER" if request.plan_options.gpus and gpus.loads_all_kernels() else None,
+        "CUDA_MODULE_LOADING": "EAGER" if loads_all else None,
+        "TIMM_FUSED_ATTN": os.environ.get("TIMM_FUSED_ATTN"),
     }
-    return {flag: str(value) for flag, value in settings.items() if value not in (None, "")}
+    given = {flag: str(value) for flag, value in settings.items() if value not in (None, "")}
+    return given | {flags.get(name, f"--set {name}"): value for name, value in job.options}
 
 
 def _content(name: str) -> bytes:

@@ -17,8 +17,8 @@ class Support:
 
     supported: bool
     reason: str
-    is_emulated: bool = False
-    """Whether the device has no hardware units for it, or the training does not compute in it: a caution says so."""
+    has_caution: bool = False
+    """Whether the reason is a caution: the device has no units for it, or the training does not compute in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +82,12 @@ class Inspection(TargetInspection):
     def native_precision(self) -> str:
         """bf16 if the device has units for it, else fp32."""
         bf16 = self.support("bf16")
-        return "bf16" if bf16.supported and not bf16.is_emulated else REFERENCE
+        return "bf16" if bf16.supported and not bf16.has_caution else REFERENCE
 
     @property
     def cautions(self) -> dict[str, str]:
         """The warnings of emulated precisions, and of those that a training ignores."""
-        return {name: found.reason for name, found in self.precisions if found.supported and found.is_emulated}
+        return {name: found.reason for name, found in self.precisions if found.supported and found.has_caution}
 
 
 def resolve(job: Job, inspection: Inspection) -> Job:

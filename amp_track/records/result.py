@@ -11,8 +11,9 @@ from enum import StrEnum
 
 MODEL = "(model)"  # the layer name of the model itself, whose name in torch is empty
 IN_FLOAT32 = "no enabled autocast and no 16-bit weights were seen, so it seems to compute in float32"
-IN_16_BITS = "an enabled autocast or 16-bit weights were seen, so it does not compute in float32 alone"
-"""What is said of a training that seems to ignore its precision."""
+"""The reason for a training that seems to ignore amp or bf16."""
+IN_16_BITS = "an autocast to 16 bits or 16-bit weights were seen, so it seems not to compute in float32"
+"""The reason for a training that seems to ignore fp32 or tf32."""
 _WAITED_FRACTION = 0.2  # from this fraction of the training time on, the input pipeline limits the speed
 _WAITED_SECONDS = 1.0  # shorter waits are not reported, even if they are a large fraction of a short training
 

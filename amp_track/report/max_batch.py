@@ -226,7 +226,7 @@ def _varying_memory(result: MaxBatchResult) -> str:
 
 
 def precision_notes(result: MaxBatchResult) -> list[str]:
-    """Return a note with the reason for each precision that is not supported, emulated or skipped."""
+    """Return a note with the reason for each precision that is not supported, has a caution or was skipped."""
     skipped = {name: reason for name, reason in result.left_out.items() if name not in result.unproven}
     return impossible_precisions(result.precisions) + _beyond(result) + of_precisions(result.cautions, skipped)
 

@@ -64,7 +64,7 @@ def plan_notes(result: PlanResult) -> list[str]:
             "engines may need more. The max batch excludes it: with little memory left, PyTorch picks a smaller engine."
         )
     if not all(target.is_gpu for target in result.targets):
-        notes.append("--memory-budget limits only PyTorch's memory: a CUDA context takes 0.1 to 0.75 GiB more.")
+        notes.append("--memory-budget limits only PyTorch's memory: a CUDA context usually takes 0.1 to 0.75 GiB more.")
     plans = [plan for variant in result.variants for plan in variant.report.precisions]
     if any(max_batch.peak is not None and max_batch.peak.retries for plan in plans for max_batch in plan.max_batches):
         notes.append("Some of these batches fit only because the allocator empties its cache, which costs time.")

@@ -270,8 +270,6 @@ def _caveats(found: MaxBatchResult, choice: Recommendation) -> list[str]:
         lines.append(
             "amp_track enforces this memory budget on a CPU. A GPU with the same memory has a different max batch."
         )
-    if choice.precision in found.cautions:
-        lines.append(f"{choice.precision}: {found.cautions[choice.precision]}.")
     if choice.speed_ratio is not None and judge(choice.speed_ratio) is Speed.SLOWER:
         lines.append(f"{choice.precision} is slower than {REFERENCE} on this device.")
     best = {name: max((speed for _, speed in fit.throughput), default=0.0) for name, fit in found.precisions.items()}

@@ -83,6 +83,6 @@ def not_possible(precision: str, why: str) -> str:
 
 
 def of_precisions(cautions: Mapping[str, str], skipped: Mapping[str, str]) -> list[str]:
-    """Return a note with the reason for each precision that is emulated or was skipped."""
+    """Return a note for each precision that has a caution or was skipped."""
     emulated = [f"{precision}: {caution}." for precision, caution in cautions.items()]
     return emulated + [f"{precision} skipped: {reason}" for precision, reason in skipped.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -16,7 +17,7 @@ from amp_track.results.plan import PlanResult
 
 _LAYERS_NAMED = 10
 _MOST_TIMES = 10
-"""Something that has grown by more has no percentage."""
+"""Something that has grown by more, or is gone, has no percentage."""
 _Bytes = Annotated[int, Field(ge=0)]
 
 
@@ -38,9 +39,9 @@ class PlannedPeak:
 class PlanRecord:
     """The numbers of a plan to compare, and how they were made."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     settings: Mapping[str, str]
-    """The target and the given flags, by name."""
+    """The target, the given flags and environment variables, by name."""
     torch: str
     peaks: Mapping[str, PlannedPeak]
     """By precision."""
@@ -108,7 +109,7 @@ def moves(before: PlanRecord, now: PlanRecord, tolerance: Tolerance, name: str) 
     """Return the peaks and safe batches that have moved since an earlier plan.
 
     Raises:
-        BadInput: the two were made with other flags.
+        BadInput: the two were made with other settings, or have other precisions.
     """
     for flag in {**before.settings, **now.settings}:
         earlier_value, value = (record.settings.get(flag, "none") for record in (before, now))
@@ -121,12 +122,12 @@ def moves(before: PlanRecord, now: PlanRecord, tolerance: Tolerance, name: str) 
         has = "has no" if precision in now.peaks else "also has"
         raise BadInput(f"{name} {has} {precision}. Write it again with --update.")
     found = []
-    layers = {name: tuple(_moved_layers(before.peaks[name], now.peaks[name])) for name in now.peaks}
+    layers = {precision: tuple(_moved_layers(before.peaks[precision], peak)) for precision, peak in now.peaks.items()}
 
     def add(precision: str, what: str, earlier: int, later: int, *, is_size: bool) -> None:
         if abs(later - earlier) > tolerance.of(earlier):
-            name, of_precision = f"{precision}, {what}", layers.pop(precision, ())
-            found.append(Moved(name=name, before=earlier, now=later, is_size=is_size, layers=of_precision))
+            moved = Moved(name=f"{precision}, {what}", before=earlier, now=later, is_size=is_size)
+            found.append(dataclasses.replace(moved, layers=layers.pop(precision, ())))
 
     for precision, peak in now.peaks.items():
         earlier = before.peaks[precision]

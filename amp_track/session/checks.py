@@ -90,10 +90,10 @@ def needs_a_workload(job: Job, inspection: Inspection, command: str, why: str) -
 
 _MODELS_WITH = {
     "image_size": "models of images",
-    "sequence_length": "transformers models of texts",
-    "checkpoint_activations": "timm and transformers models",
+    "sequence_length": "models of texts",
+    "checkpoint_activations": "models of timm and transformers",
 }
-"""The models that have an option, if not all models by name have it."""
+"""The models by name that have an option, if not all have it."""
 _SETTINGS = {
     "function": {"workload", "device", "memory_budget_bytes", "job_timeout_seconds", "options"},
     "command": {"workload", "device", "memory_budget_bytes", "job_timeout_seconds", "precision_words"},
@@ -131,8 +131,11 @@ def given_by_vary(request: Request, names: Collection[str]) -> Iterator[None]:
         if error.option not in flags:
             raise
         if isinstance(error, UnknownOption) and flags[error.option] != "--vary":
-            models = _MODELS_WITH.get(error.option, "models by name, such as timm:resnet50")
-            raise BadInput(f"{flags[error.option]} is for {models}, not for {request.job.workload}.") from None
+            models = _MODELS_WITH.get(error.option, "models")
+            raise BadInput(
+                f"{flags[error.option]} is not for {request.job.workload}: it is for {models} by name "
+                f"({source.MODELS_BY_NAME})."
+            ) from None
         raise BadOption(error.option, error.problem, flags[error.option]) from None
 
 

@@ -108,11 +108,11 @@ class Session:
 
     @property
     def cautions(self) -> dict[str, str]:
-        """The warnings about precisions that this device emulates."""
+        """The cautions about precisions, such as emulated ones."""
         return {name: caution for name, caution in self.inspection.cautions.items() if name in self.precisions}
 
     def say_cautions(self) -> None:
-        """Print the warnings about emulated precisions. Call it after all input is checked."""
+        """Print the cautions about precisions. Call it after all input is checked."""
         for name, caution in self.cautions.items():
             progress.say(f"{name}: {caution}")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 
 from amp_track.config.inspection import TargetInspection
-from amp_track.config.job import MODEL_LIBRARIES, Job, JobFolder, library_of_model
+from amp_track.config.job import Job, JobFolder, library_of_model
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadInput, InvalidReturnValue, printable, summary
 from amp_track.records.result import JobResult, JobStatus
@@ -90,7 +90,7 @@ class ProbeTarget(ABC):
 
     def fake_step(self, *, as_cuda: bool) -> FakeStep:
         """Return its training step on fake tensors. Raises PlanningUnavailable, or BadInput without such a step."""
-        raise self._needs_a_workload("plan", f" {source.HOW_TO_PLAN}.")
+        raise self._needs_a_workload("plan", f" Plan a model with {source.WAYS_TO_PLAN}.")
 
     def _needs_a_workload(self, command: str, instead: str = "") -> BadInput:
         kind = "command" if self._job.command else "function"
@@ -124,8 +124,8 @@ def imported(reference: str) -> ModuleType:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == shown.partition(".")[0]
         if is_missing and ":" in reference:
             raise BadInput(
-                f"{reference}: no module {shown} is in this folder or installed. Name one that is, a file, or a "
-                f"model: {', '.join(f'{library}:NAME' for library in MODEL_LIBRARIES)}."
+                f"{reference}: no module {shown} is in this folder or installed. Models by name are "
+                f"{source.MODELS_BY_NAME}."
             ) from None
         raise BadInput(f"{shown}: its import raised {summary(error)}", detail=users_traceback(error)) from error
 

@@ -30,7 +30,8 @@ LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch", "acc
 """Modules that start the script of their command in its own interpreters, as torchrun and `accelerate launch` do."""
 ESTIMATE = "amp_track.estimate(model, example, optimizer)"
 """The call that plans a model without a Workload."""
-HOW_TO_PLAN = f"Plan a model with {ESTIMATE}, or by name: timm:NAME, torchvision:NAME, transformers:CONFIG.json"
+MODELS_BY_NAME = "timm:NAME, torchvision:NAME, transformers:CONFIG.json"
+WAYS_TO_PLAN = f"{ESTIMATE}, or by name: {MODELS_BY_NAME}"
 _IMPORT = re.compile(
     r"(?:^|[:;])[ \t]*(?:from\b[ \t]*(\.*)([\w.]*)[ \t]*)?\bimport\b[ \t]*(\([^)]*\)|.*)", re.MULTILINE
 )

@@ -307,9 +307,8 @@ def _find_class(reference: str) -> type[Workload]:
     if not classes:
         script = f"amp-track max-batch -- python {shlex.quote(reference)} --batch-size {{batch_size}}"
         raise BadInput(
-            f"{reference}: the file defines no subclass of Workload. Pass a script to max-batch as it is ({script}) or "
-            f"a function as module:function, or write a Workload to start from: {source.init_command()}. "
-            f"{source.HOW_TO_PLAN}."
+            f"{reference}: the file defines no subclass of Workload. Pass a script to max-batch as it is ({script}), "
+            f"write a Workload to start from ({source.init_command()}), or plan a model with {source.WAYS_TO_PLAN}."
         )
     if len(classes) > 1:
         names = ", ".join(each.__name__ for each in classes)

@@ -107,8 +107,10 @@ class TrainingWatch:
         self._steps_of: Counter[int] = Counter()
         self._optimizers: list[int] = []
         self._autocasts = Precision.named(job.precision).autocasts
-        self._is_16_bit = False
-        """Whether the training has entered an enabled autocast or has a 16-bit parameter."""
+        self._has_16_bits = False
+        """Whether the training has had a 16-bit parameter, such as a copy that it casts its weights to."""
+        self._steps_in_16_bits = False
+        """Whether it has entered an autocast to 16 bits, or an optimizer has a 16-bit parameter."""
         self.has_begun = False
         """Whether the training has a parameter, so that its memory is limited."""
         self._started = self._last_progress = time.perf_counter()
@@ -177,13 +179,14 @@ class TrainingWatch:
         @functools.wraps(enter)  # torch.jit reads its source
         def enter_autocast(self: Any) -> Any:
             # An evaluation may autocast on its own, and a context for another device changes nothing.
-            watch._is_16_bit |= self._enabled and self.device == watch._device.kind and torch.is_grad_enabled()
+            is_in_training = self.device == watch._device.kind and torch.is_grad_enabled()
+            watch._steps_in_16_bits |= is_in_training and self._enabled and self.fast_dtype in _16_BIT
             return enter(self)  # type: ignore[no-untyped-call]
 
         @functools.wraps(convert)
         def convert_module(self: Any, *arguments: Any, **keywords: Any) -> Any:
             converted = convert(self, *arguments, **keywords)  # type: ignore[no-untyped-call]
-            watch._is_16_bit |= any(each is not None and each.dtype in _16_BIT for each in self._parameters.values())
+            watch._has_16_bits |= any(each is not None and each.dtype in _16_BIT for each in self._parameters.values())
             return converted
 
         torch_optimizer.Optimizer.__init__ = make_optimizer  # type: ignore[method-assign]
@@ -244,7 +247,9 @@ class TrainingWatch:
             speed_readings=self._speed_readings(),
             training_samples=self._dataset_samples or None,
             drops_last=self._drops_last,
-            ignores_precision=self._autocasts != self._is_16_bit,
+            ignores_precision=not (self._has_16_bits or self._steps_in_16_bits)
+            if self._autocasts
+            else self._steps_in_16_bits,
             batches_per_step=next((batches for batches, _ in self._batches_of_steps.most_common(1)), None),
         )
 
@@ -289,16 +294,16 @@ class TrainingWatch:
 
     def _parameter_registered(self, module: Any, name: str, parameter: Any) -> None:
         self._begin()
-        self._is_16_bit |= parameter is not None and parameter.dtype in _16_BIT
+        self._has_16_bits |= parameter is not None and parameter.dtype in _16_BIT
 
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         self._begin()
         self.phase = "optimizer"
-        if not self._is_16_bit and self.steps < 2:
+        if not self._steps_in_16_bits and self._steps_of[id(optimizer)] < 2:  # a long run need not look again
+            kind = self._device.kind
+            autocasts = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in _16_BIT
             parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
-            self._is_16_bit = torch.is_autocast_enabled(self._device.kind) or any(
-                each.dtype in _16_BIT for each in parameters
-            )
+            self._steps_in_16_bits = autocasts or any(each.dtype in _16_BIT for each in parameters)
 
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         self.phase = "training"

@@ -25,7 +25,7 @@ from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.config.options import Request, SearchOptions
 from amp_track.records.errors import BadInput, NothingFits, TargetFailed
-from amp_track.records.result import JobResult, JobStatus
+from amp_track.records.result import IN_16_BITS, JobResult, JobStatus
 from amp_track.report.max_batch import max_batch_notes
 from amp_track.study.storage import name_worker
 
@@ -48,6 +48,23 @@ def trials(study: str = "mine") -> list[optuna.trial.FrozenTrial]:
 def note_of(result: Any) -> str:
     (note,) = [note for note in max_batch_notes(result) if note.startswith("fp32: ")]
     return note
+
+
+def test_fp32_that_computes_in_16_bits_has_a_caution_and_counts_as_left_beside_crashes() -> None:
+    class Function(SimulatedRunner):
+        def inspect(self, job: Job) -> Inspection:
+            return dataclasses.replace(super().inspect(job), kind="function")
+
+        def run(self, job: Job, *arguments: Any, **settings: Any) -> JobResult:
+            if job.precision != "fp32":
+                return JobResult(status=JobStatus.CRASHED, message="an error")
+            job_result = super().run(job, *arguments, **settings)
+            return dataclasses.replace(job_result, ignores_precision=True, training_samples=5000)
+
+    job = Job(workload=DIGITS, memory_budget_bytes=BUDGET)
+    found = max_batch(request(job, study="mine", confirm_steps=0), runner=Function())
+    assert (found.max_batch, found.cautions) == ({"fp32": LARGEST}, {"fp32": IN_16_BITS})
+    assert found.skipped.keys() == {"amp", "bf16", "tf32"}
 
 
 @pytest.mark.slow

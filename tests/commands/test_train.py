@@ -29,7 +29,7 @@ class EmulatingRunner(SimulatedRunner):
 
     def inspect(self, job: Job) -> Inspection:
         found = super().inspect(job)
-        emulated = Support(supported=True, reason="bfloat16 is emulated here", is_emulated=True)
+        emulated = Support(supported=True, reason="bfloat16 is emulated here", has_caution=True)
         return dataclasses.replace(found, precisions=tuple((dict(found.precisions) | {"bf16": emulated}).items()))
 
 

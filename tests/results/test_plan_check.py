@@ -95,7 +95,7 @@ def test_a_file_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{}", b"[]", b"\xff", record().to_json().replace(b'"format": 1', b'"format": 2')]
+    "text", [b"", b"{}", b"[]", b"\xff", record().to_json().replace(b'"format": 2', b'"format": 1')]
 )
 def test_another_file_is_rejected(text: bytes) -> None:
     with pytest.raises(BadInput, match=r"^a.json is not a memory plan of this version of amp_track: .*--update\.$"):

@@ -58,7 +58,7 @@ def _on_a_cpu(dtype: str) -> Support:
     if units := units_of(dtype):
         return Support(supported=True, reason=f"this CPU has {dtype} units ({', '.join(units)})")
     reason = f"{dtype} is emulated here: expect it to be slower than fp32"
-    return Support(supported=True, reason=reason, is_emulated=True)
+    return Support(supported=True, reason=reason, has_caution=True)
 
 
 def _version(capability: tuple[int, int]) -> str:

@@ -43,7 +43,7 @@ def test_a_precision_without_units_is_emulated(having: Having, names: tuple[str,
     having(*names)
     found = {name: precision.support(name, CPU) for name in ("fp32", "bf16", "amp")}
     assert all(support.supported for support in found.values())
-    assert [found[name].is_emulated for name in found] == [False, not bf16, not amp]
+    assert [found[name].has_caution for name in found] == [False, not bf16, not amp]
     expected = "this CPU has bfloat16 units" if bf16 else "bfloat16 is emulated here: expect it to be slower than fp32"
     assert found["bf16"].reason.startswith(expected)
 
