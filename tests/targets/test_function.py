@@ -55,6 +55,7 @@ def test_a_probe_ends_by_itself_with_memory_and_speed(runner: JobRunner, functio
     ("name", "precision", "options"),
     [
         ("generator", "bf16", {}),
+        ("keeps_a_copy", "fp32", {}),
         ("casts_its_model", "bf16", {"has_optimizer": "yes"}),
         ("casts_its_model", "bf16", {"has_optimizer": "no"}),
         ("train_step", "bf16", {}),
@@ -62,7 +63,7 @@ def test_a_probe_ends_by_itself_with_memory_and_speed(runner: JobRunner, functio
         pytest.param("compiles", "bf16", {"inside": "no"}, marks=pytest.mark.slow),
     ],
 )
-def test_a_training_in_16_bits_is_a_result(
+def test_a_training_that_follows_its_precision_is_not_accused(
     runner: JobRunner, function_job: FunctionJob, name: str, precision: str, options: dict[str, str]
 ) -> None:
     settings = {"options": tuple(options.items()), "memory_budget_bytes": None}  # torch.compile starts threads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import time
@@ -88,6 +89,14 @@ def train_step(batch_size: int, precision: str) -> None:
     )
     while True:
         step(images(batch_size), torch.zeros(batch_size, dtype=torch.long))
+
+
+def keeps_a_copy(batch_size: int, precision: str) -> None:
+    """Train in float32, beside a 16-bit copy of the model."""
+    training = Training()
+    copy.deepcopy(training.model).to(torch.bfloat16)
+    while True:
+        training.step(images(batch_size))
 
 
 def casts_its_evaluation(batch_size: int, precision: str) -> None:
