@@ -185,7 +185,7 @@ def test_the_commands_of_a_page_run_in_their_order(page: str, folder_of_a_reader
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [name for name, each in examples.EXAMPLES.items() if not each.cluster])
+@pytest.mark.parametrize("name", [name for name, each in examples.EXAMPLES.items() if not each.on_slurm])
 def test_an_example_runs_as_its_page_shows_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examples, "RECORDS", tmp_path)
     monkeypatch.setattr(examples, "SCREENSHOT", tmp_path / "report.png")
