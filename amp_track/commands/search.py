@@ -175,8 +175,8 @@ def _seeds_left(studies: Studies, fitted: MaxBatchResult) -> int:
 
 
 def _slow_precisions(fitted: MaxBatchResult) -> dict[str, float]:
-    """Return the precisions that do not pay on this device, with their speed at the max batch relative to fp32's."""
-    speeds = {name: fitted.precisions[name].samples_per_second or 0.0 for name in fitted.max_batch}
+    """Return the precisions that do not pay on this device, with their best speed relative to fp32's."""
+    speeds = {name: fitted.precisions[name].best_speed for name in fitted.max_batch}
     of_fp32 = speeds.get(REFERENCE)
     ratios = {name: speed / of_fp32 for name, speed in speeds.items() if speed} if of_fp32 else {}
     return {name: ratio for name, ratio in ratios.items() if ratio < _SLOW}

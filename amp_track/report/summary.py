@@ -272,7 +272,7 @@ def _caveats(found: MaxBatchResult, choice: Recommendation) -> list[str]:
         )
     if choice.speed_ratio is not None and judge(choice.speed_ratio) is Speed.SLOWER:
         lines.append(f"{choice.precision} is slower than {REFERENCE} on this device.")
-    best = {name: max((speed for _, speed in fit.throughput), default=0.0) for name, fit in found.precisions.items()}
+    best = {name: fit.best_speed for name, fit in found.precisions.items()}
     of_fp32 = best.get(REFERENCE)
     slower = [
         f"{name} {speed / of_fp32:.2g} ×"

@@ -83,6 +83,11 @@ class PrecisionResult:
         return tuple((batch_size, median(own)) for batch_size, own in self.readings.items())
 
     @property
+    def best_speed(self) -> float:
+        """The best samples per second of a batch that ran, which one disturbed reading does not lower; 0 for none."""
+        return max((speed for _, speed in self.throughput), default=0.0)
+
+    @property
     def timed(self) -> dict[int, float]:
         """The median samples per second of each compared batch with repeated readings, by batch size."""
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from amp_track.config.commands import request_of
 from amp_track.config.job import Job
 from amp_track.config.options import Request, SearchOptions
 from amp_track.records.errors import BadInput
+from amp_track.records.result import JobResult
 from amp_track.report.search import notes
 from amp_track.study import grid as study_grid
 from amp_track.study import search as study_search
@@ -62,6 +64,18 @@ def test_a_far_too_slow_precision_is_trained_only_if_it_is_named(
     result = search(wanted, runner=SimulatedRunner())
     assert {trial.precision for trial in result.trials} == trained
     assert result.limits.max_batch["amp"] > result.limits.max_batch["fp32"]
+
+
+@pytest.mark.slow
+def test_one_disturbed_reading_does_not_make_a_precision_slow() -> None:
+    class Disturbed(SimulatedRunner):
+        def run(self, job: Job, *arguments: Any, **settings: Any) -> JobResult:
+            job_result = super().run(job, *arguments, **settings)
+            is_first = [each for each in self.jobs if each.precision == "bf16" and not each.probe] == [job]
+            return dataclasses.replace(job_result, samples_per_second=1.0) if is_first else job_result  # confirmation
+
+    found = search(asked("bf16", "fp32", trials=6), runner=Disturbed())
+    assert sum(row.precision == "bf16" for row in found.trials) > 1
 
 
 @pytest.mark.slow
