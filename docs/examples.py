@@ -64,7 +64,7 @@ EXAMPLES = {
         is_slow=True,
     ),
     "compare": Example(
-        commands=("amp-track compare experiments/mlp.py --vary width=16,64,256,1024 --device cpu --seeds 3",),
+        commands=("amp-track compare experiments/mlp.py --vary width=16,1024 --device cpu --seeds 3",),
         is_slow=True,
     ),
     "worker": Example(
