@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -17,7 +16,7 @@ from amp_track.results.plan import PlanResult
 
 _LAYERS_NAMED = 10
 _MOST_TIMES = 10
-"""Something that has grown by more, or is gone, has no percentage."""
+"""Beyond this factor, or if nothing is left, a change is shown without a percentage."""
 _Bytes = Annotated[int, Field(ge=0)]
 
 
@@ -126,8 +125,8 @@ def moves(before: PlanRecord, now: PlanRecord, tolerance: Tolerance, name: str) 
 
     def add(precision: str, what: str, earlier: int, later: int, *, is_size: bool) -> None:
         if abs(later - earlier) > tolerance.of(earlier):
-            moved = Moved(name=f"{precision}, {what}", before=earlier, now=later, is_size=is_size)
-            found.append(dataclasses.replace(moved, layers=layers.pop(precision, ())))
+            named = layers.pop(precision, ())
+            found.append(Moved(name=f"{precision}, {what}", before=earlier, now=later, is_size=is_size, layers=named))
 
     for precision, peak in now.peaks.items():
         earlier = before.peaks[precision]

@@ -5,8 +5,8 @@ evaluation of two batches and its own last one, then full batches again. Three f
 five max batches found with them ran out of memory later, three at the epoch's smaller last batch. If samples differ in
 size, the batches of a probe consist of the largest ones, and so does every second batch of a longer run.
 
-Uses private names of torch: `Optimizer.__init__`, `Module._apply`, `autocast._enabled` and `device`, and `_next_index`,
-`_sampler_iter`, `_index_sampler`, `_dataset_kind`, `_dataset`, `_num_workers` and `_collate_fn` of
+Uses private names of torch: `Optimizer.__init__`, `Module._apply`, `autocast._enabled`, `device` and `fast_dtype`, and
+`_next_index`, `_sampler_iter`, `_index_sampler`, `_dataset_kind`, `_dataset`, `_num_workers` and `_collate_fn` of
 `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames them, the first probe raises AttributeError.
 `_WRAPPED` has private names of three libraries: if one is renamed, its batches stay as they are drawn, and the result
 says so.
@@ -111,6 +111,8 @@ class TrainingWatch:
         """Whether the training has had a 16-bit parameter, such as a copy that it casts its weights to."""
         self._steps_in_16_bits = False
         """Whether it has entered an autocast to 16 bits, or an optimizer has a 16-bit parameter."""
+        self._looked_at: set[int] = set()
+        """The optimizers whose parameters have been looked at, in their first step."""
         self.has_begun = False
         """Whether the training has a parameter, so that its memory is limited."""
         self._started = self._last_progress = time.perf_counter()
@@ -299,11 +301,12 @@ class TrainingWatch:
     def _before_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         self._begin()
         self.phase = "optimizer"
-        if not self._steps_in_16_bits and self._steps_of[id(optimizer)] < 2:  # a long run need not look again
+        if id(optimizer) not in self._looked_at:
+            self._looked_at.add(id(optimizer))
             kind = self._device.kind
             autocasts = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in _16_BIT
             parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
-            self._steps_in_16_bits = autocasts or any(each.dtype in _16_BIT for each in parameters)
+            self._steps_in_16_bits |= autocasts or any(each.dtype in _16_BIT for each in parameters)
 
     def _after_step(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         self.phase = "training"
