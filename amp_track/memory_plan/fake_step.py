@@ -125,9 +125,6 @@ class FakeStep:
             tracker.begin("optimizer", step.steps)
 
         optimizer.register_step_pre_hook(before_update)
-        if self._as_cuda:
-            for thread in ("forward", "backward"):  # the size depends on the device, which is unknown here
-                tracker.workspace(1, f"cuBLAS, {thread}")
         for _ in range(steps):
             for batch in range(1, self._batches + 1):
                 tracker.begin("forward", step.steps)

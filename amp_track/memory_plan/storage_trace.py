@@ -22,6 +22,19 @@ from amp_track.memory_plan.torch_internals import (
 )
 from amp_track.records.plan import OPTIMIZER, Category, Phase, Storage
 
+_BLAS = {
+    aten.mm,
+    aten.addmm,
+    aten.bmm,
+    aten.baddbmm,
+    aten.addbmm,
+    aten.mv,
+    aten.addmv,
+    aten.dot,
+    aten._addmm_activation,
+}
+"""Operations that call cuBLAS: https://docs.pytorch.org/docs/stable/notes/cuda.html#cublas-workspaces"""
+
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every storage that operations create on one kind of device while the mode is active.
@@ -49,6 +62,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device_type = device_type
         self._layer = layer
         self._as_cuda = as_cuda
+        self._blas_threads: set[str] = set()
         self._living: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         """The index of each live storage, and a reference that reports its death, by the address of its C++ object."""
 
@@ -71,15 +85,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._as_cuda and (size_bytes := workspace_bytes(func, args)):
                 lent = self._born(size_bytes, Category.CONVOLUTIONS, self._layer(), "cuDNN")
                 self.events.append(~lent)
+            if self._as_cuda and self.phases and func.overloadpacket in _BLAS:
+                self._note_blas()
         return result
 
     def begin(self, phase: str, step: int) -> None:
         """Record the beginning of a phase of a step."""
         self.phases.append(Phase(name=phase, step=step, first_event=len(self.events)))
-
-    def workspace(self, size_bytes: int, operation: str) -> None:
-        """Record memory that a library allocates at its first call and keeps."""
-        self._born(size_bytes, Category.WORKSPACES, "", operation)
 
     def assign(self, tensors: Iterable[Tensor], category: Category) -> None:
         """Set the category of these tensors' storages."""
@@ -102,6 +114,16 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.flops += flops
             first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             self.half_flops += flops if first.dtype.itemsize == 2 else 0
+
+    def _note_blas(self) -> None:
+        """Record the workspace that cuBLAS allocates at its first call in a thread, after the output, and keeps.
+
+        Its size depends on the device, which is unknown here: 1 stands for it. The backward pass has its own thread.
+        """
+        thread = "backward" if self.phases[-1].name == "backward" else "forward"
+        if thread not in self._blas_threads:
+            self._blas_threads.add(thread)
+            self._born(1, Category.WORKSPACES, "", f"cuBLAS, {thread}")
 
     def _note(self, tensor: Tensor, operation: OpOverload, args: tuple[Any, ...]) -> None:
         if tensor.device.type != self._device_type or storage_key(tensor) in self._living:
