@@ -158,6 +158,7 @@ class SimulatedRunner:
         per_epoch = steps_per_epoch(job, self.samples)
         steps = 2 if job.probe else total_steps(job, per_epoch)
         evaluates = not job.probe or job.probe_to_the_end or total_steps(job, per_epoch) > per_epoch
+        is_timed = not job.probe or job.speed_readings > 0
         scale = ScaleReport(initial=65536.0, final=65536.0, history=((0, 65536.0), (steps, 65536.0)))
         on_event(Started(settings=(("fp32_precision.made_up", "ieee"),)))
         if self.streams and not job.probe:
@@ -168,7 +169,8 @@ class SimulatedRunner:
             wall_seconds=self.probe_seconds,
             train_seconds=0.9,
             size_ratio=self.size_ratio if job.worst_batch else None,
-            samples_per_second=SPEED[job.precision],
+            samples_per_second=SPEED[job.precision] if is_timed else None,
+            cold_samples_per_second=None if is_timed else SPEED[job.precision],
             eval_samples_per_second=2 * SPEED[job.precision] if evaluates else None,
             train_peak_allocated_bytes=needed,
             peak_bytes=needed,

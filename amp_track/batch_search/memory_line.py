@@ -13,7 +13,8 @@ _LONG = 4
 """Noise cannot explain a slope over at least `SHORT` samples and 1/4 of the measured range."""
 SHORT = 64
 """Samples. Over a shorter distance a failure is more often noise of the meter than a bend of the line."""
-_BLOCKS = 20 * 2**20, 2 * 2**20, 4096
+SEGMENT_BYTES = 2 * 2**20
+_BLOCKS = 20 * 2**20, SEGMENT_BYTES, 4096
 """Block sizes in bytes in which memory may be counted: the segments of PyTorch's caching allocator (kLargeBuffer and
 kRoundLarge of c10/cuda/CUDACachingAllocator.cpp), and pages."""
 _METER_ERROR = 4

@@ -5,6 +5,9 @@ fitting and failing batches guarantees that every probe makes progress, however 
 device takes at most 5 probes for any max batch; doubling and bisection takes 2·log2(max batch). A memory plan gives the
 first batch and the slope: then 3 probes are enough, one below the max batch, one at it and one above.
 
+In PyTorch's caching allocator, whether a batch fits is not a matter of a line: it depends on how its storages fill
+segments. There the plan simulates the allocator. If the device needs as much as simulated, 2 probes are enough.
+
 No search can tell n batches apart in fewer than log2(n) probes if the measurements do not distinguish them. Examples:
 memory jumps at the max batch, which is an unknown one of n batches, or noise hides n of them.
 """
@@ -13,10 +16,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from amp_track.batch_search.memory_line import SHORT, Line, Point, block_bytes, line_through
+from amp_track.batch_search.memory_line import SEGMENT_BYTES, SHORT, Line, Point, block_bytes, line_through
 from amp_track.records.result import JobStatus
 
 _MARGIN = 1 / 12
@@ -37,6 +41,10 @@ _STRIDE = 8
 """Factor to the next batch while memory does not rise."""
 _LEAST_OF_PLAN = 0.8
 """A slope below this fraction of the planned one is ignored: tensors alone take that much."""
+_LEVEL = 128
+"""A simulated allocator that was wrong is corrected by 1/128 of the budget, then by twice the error so far."""
+_LONGEST_STEP = 7
+"""After a batch that fits although simulated not to, the next is at most 1/2**7 larger; twice as much each time."""
 _BISECT_AFTER = range(12, 10_000, 2)
 """Numbers of probes after which the search bisects. It then ends within 2·log2(remaining batches) on any device."""
 
@@ -68,6 +76,22 @@ class Limit:
     bound: str
 
 
+class SimulatedMemory(Protocol):
+    """A step in a simulated allocator, at any batch size. Its errors are unknown before the first measurement."""
+
+    def allocated_bytes(self, batch_size: int, /) -> int:
+        """Return the peak of the allocated bytes, without a limit."""
+        ...
+
+    def needed_bytes(self, batch_size: int, /) -> int:
+        """Return the smallest limit within which the step runs."""
+        ...
+
+    def largest_within(self, limit_bytes: int, *, above: int = 0, below: int | None = None) -> int:
+        """Return the largest batch between two bounds that runs within a limit, or `above` if none does."""
+        ...
+
+
 @dataclass(frozen=True)
 class Hint:
     """Knowledge before the first probe."""
@@ -81,6 +105,8 @@ class Hint:
     """The memory of the first batch, according to a memory plan."""
     slope_bytes: float | None = None
     """The memory of each further sample, according to a memory plan."""
+    memory: SimulatedMemory | None = None
+    """The step in a simulated allocator, which replaces the line through measurements."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +167,16 @@ def explore(
         return MaxBatch(floor, ceiling, bound)
     hint = hint or Hint()
     metered = sorted(fitting.values(), key=lambda probe: probe.batch_size)
-    if not fitting:
+    guess: Next | None = None
+    bisects = budget_bytes is None or len(probes) in _BISECT_AFTER
+    if hint.memory is not None and budget_bytes is not None and not bisects:
+        guess = _by_simulation(hint.memory, fitting, failing, floor, ceiling, budget_bytes)
+    if guess is None and not fitting:
         guess = _before_anything_fits(ceiling, hint, any_failed=bool(failing))
-    elif budget_bytes is None or len(probes) in _BISECT_AFTER or any(probe.peak_bytes is None for probe in metered):
+    elif guess is None and (bisects or hint.memory or any(probe.peak_bytes is None for probe in metered)):
         guess = _by_bisection(floor, ceiling, any_failed=bool(failing))
-    else:
+    elif guess is None:
+        assert budget_bytes is not None
         guess = _by_memory(metered, failing, ceiling, budget_bytes, hint, from_above=from_above)
     batch_size = min(max(guess.batch_size, floor + 1), ceiling - 1)
     if batch_size == limit.batch_size and not failing:
@@ -179,6 +210,60 @@ def _by_bisection(floor: int, ceiling: int, *, any_failed: bool) -> Next:
 def _halfway(floor: int, ceiling: int) -> int:
     """Return the mean of two batches; of their logarithms if they are far apart."""
     return round(math.sqrt(floor * ceiling)) if ceiling > _FAR_APART * floor else (floor + ceiling) // 2
+
+
+def _by_simulation(
+    memory: SimulatedMemory,
+    fitting: Mapping[int, Probe],
+    failing: list[Probe],
+    floor: int,
+    ceiling: int,
+    budget_bytes: int,
+) -> Next | None:
+    """Return the batch at which a simulated allocator reaches the budget, or correct a wrong simulation.
+
+    The device needs an unknown amount more than simulated. What fits and what fails bounds it; the allocated memory
+    of the largest batch that fits measures it. Return None if no constant amount explains the probes.
+    """
+
+    def to(batch_size: int, reason: str, more_bytes: int = 0, *, should_fit: bool = True) -> Next:
+        return Next(batch_size, reason, memory.allocated_bytes(batch_size) + more_bytes, should_fit)
+
+    if failing and failing[0].status is JobStatus.KERNEL_LIMIT:
+        return None
+    predicted = "the max batch that the memory plan predicts"
+    if not floor and (not failing or memory.needed_bytes(ceiling) > budget_bytes):
+        return to(max(memory.largest_within(budget_bytes, below=ceiling), 1), predicted)
+    level = budget_bytes // _LEVEL
+    if not floor:  # the device needs more than simulated
+        lacking = budget_bytes - memory.needed_bytes(ceiling)
+        batch_size = memory.largest_within(budget_bytes - 2 * lacking - level, below=ceiling)
+        surprised = f"{ceiling} failed although the memory plan predicted that it fits"
+        return to(batch_size, surprised) if batch_size else None
+    low, high = memory.needed_bytes(floor), memory.needed_bytes(ceiling) if failing else None
+    more_bytes = (fitting[floor].allocated_bytes or 0) - memory.allocated_bytes(floor)
+    room = budget_bytes - more_bytes
+    if low <= room and (high is None or room < high):  # what is measured explains all
+        batch_size = memory.largest_within(room, above=floor, below=ceiling)
+        if batch_size > floor:
+            return to(batch_size, f"{predicted} with the error at {floor}", more_bytes)
+        return to(floor + 1, f"one more than {floor}, to prove the max batch", more_bytes, should_fit=False)
+    if high is None:
+        # Not too far: above a gap, much larger batches may fit according to the simulation.
+        expected = max(memory.largest_within(budget_bytes), 1)
+        most = expected + max(expected >> _LONGEST_STEP, 1) * 2 ** sum(batch > expected for batch in fitting)
+        limit_bytes = low + 2 * max(low - room, 0) + level
+        batch_size = memory.largest_within(limit_bytes, above=floor, below=min(max(most, floor + 2), ceiling))
+        return to(max(batch_size, floor + 1), f"{floor} fits although predicted not to; trying more", more_bytes)
+    while high - low > SEGMENT_BYTES:
+        middle = (low + high) // 2
+        batch_size = memory.largest_within(middle, above=floor, below=ceiling)
+        if batch_size > floor:
+            return to(batch_size, f"between {floor}, which fits, and {ceiling}, which does not")
+        low = middle
+    if low < high and memory.needed_bytes(floor + 1) > memory.needed_bytes(floor):
+        return to(floor + 1, f"one more than {floor}, to prove the max batch", should_fit=False)
+    return None
 
 
 def _by_memory(

@@ -145,7 +145,6 @@ def find_max_batches(
         progress.say(f"{name} skipped: {reason}")
     session.say_cautions()
 
-    budget = probe_jobs.budget_of(session, goal)
     deadline = time.monotonic() + (limit_seconds if limit_seconds is not None else math.inf)
     has_probed = False
     while max_batches.is_anything_left(study, sampler):
@@ -159,6 +158,7 @@ def find_max_batches(
             probed = max_batches.probes_of(known, proposal)
             if not probed:  # the max batch of the previous precision is final
                 publish.show_max_batches(tracked_study.studies, study, goal)
+            budget = probe_jobs.budget_of(session, goal, proposal.kind)
             job = probe_jobs.job_of(session, proposal, budget, probed)
             where = _bracket_in_words(*max_batches.bracket_of(known, proposal.precision))
             job_result, run_id = run_trial(tracked_study, asked.trial, job, proposal=proposal, where=where)
@@ -173,6 +173,7 @@ def find_max_batches(
     fits = max_batches.proven(study, sampler)
     for precision, fitted in fits.items():  # without a limit, measure the memory of one sample that does not fit
         if not fitted.max_batch.batch_size and fitted.why_unsupported is None and time.monotonic() <= deadline:
+            budget = probe_jobs.budget_of(session, goal)
             one_sample = probe_jobs.job_of(session, Proposal(precision, 1, "beyond", ""), budget)
             wanted = fitted.failure.wanted_bytes if fitted.failure is not None else None
             needed = max(session.bytes_needed(one_sample) or 0, wanted or 0)

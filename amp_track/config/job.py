@@ -132,7 +132,8 @@ class Job:
     """Whether to train on batches of the largest samples, if samples differ in size: every batch of a probe, and every
     second one of a longer run."""
     speed_readings: int = 1
-    """How often a probe times its full steps. Several readings in one process show how much the speed varies."""
+    """How often a probe times its full steps. Several readings in one process show how much the speed varies. With 0 it
+    makes only the steps that the peak memory needs."""
     epoch_steps: int | None = None
     """Optimizer steps of a shortened epoch; the last one is the last of the full epoch. Evaluation uses as many
     batches."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from amp_track.config.job import micro_batch
-from amp_track.memory_plan.allocator import CachingAllocator, allocator_kind
+from amp_track.memory_plan.allocator import SEGMENT_ROUNDING_BYTES, CachingAllocator, allocator_kind
 from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, predict_peak, replayed, with_workspaces
 from amp_track.memory_plan.speed import samples_per_second
 from amp_track.records.plan import (
@@ -208,27 +209,79 @@ def plan_precision(step: FakeStep, precision: str, task: PlanTask) -> PrecisionP
 
 
 def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool) -> Forecast:
-    """Return the batch size, up to `most`, that is predicted to use most of the budget, and its slope.
+    """Return the batch size, up to `most`, to begin a search with, and its slope.
 
-    On CUDA the budget counts segments of PyTorch's caching allocator, elsewhere live storages.
+    On CUDA it is the predicted max batch: only kernels' workspaces are missing in the prediction, and PyTorch chooses
+    smaller ones where they do not fit. Elsewhere it uses most of the budget, of which kernels need an unknown part.
     """
+    memory = ReplayedMemory(family, most=most)
     libraries_bytes = bytes_of_libraries(budget_bytes)
 
-    def peak(batch_size: int) -> tuple[int, int]:
-        """Return the bytes that count for the budget, and the allocated bytes."""
-        sizes = family.sizes_at(batch_size)
-        if not on_cuda:
-            alive = libraries_bytes + most_alive_bytes(family.first, sizes)
-            return alive, alive
-        allocator = replayed(family.first, sizes, CachingAllocator())
-        return allocator.peak_reserved_bytes, allocator.train_peak_allocated_bytes
+    def peak(batch_size: int) -> int:
+        if on_cuda:
+            return memory.allocated_bytes(batch_size)
+        return libraries_bytes + most_alive_bytes(family.first, family.sizes_at(batch_size))
 
-    low = bisect_largest(lambda batch: peak(batch)[0] <= _OF_BUDGET * budget_bytes, above=0, below=most + 1)
+    if on_cuda:
+        low = memory.largest_within(budget_bytes)
+    else:
+        low = bisect_largest(lambda batch: peak(batch) <= _OF_BUDGET * budget_bytes, above=0, below=most + 1)
     high = max(low, 1)
     before = max(high - max(high // _STRETCH, 1), 0)
-    allocated_bytes = peak(high)[1]
-    slope_bytes = (allocated_bytes - peak(before)[1]) / (high - before)
-    return Forecast(batch_size=low, allocated_bytes=allocated_bytes, slope_bytes=slope_bytes)
+    allocated_bytes = peak(high)
+    return Forecast(
+        batch_size=low,
+        allocated_bytes=allocated_bytes,
+        slope_bytes=(allocated_bytes - peak(before)) / (high - before),
+        traces=(family.first, family.second) if on_cuda else None,
+    )
+
+
+class ReplayedMemory:
+    """The memory of a step at any batch size up to `most` in PyTorch's caching allocator, by replays of its trace.
+
+    A replay takes a few milliseconds. Each is made once.
+    """
+
+    def __init__(self, family: TraceFamily, *, most: int) -> None:
+        self._family = family
+        self._most = most
+        self._fits = functools.cache(self._replay)
+        self._allocated = functools.cache(self._replay_without_limit)
+        self._needed = functools.cache(self._smallest_limit)
+
+    def allocated_bytes(self, batch_size: int) -> int:
+        """Return the peak of the allocated bytes, without a limit."""
+        return self._allocated(batch_size)
+
+    def needed_bytes(self, batch_size: int) -> int:
+        """Return the smallest limit, in full segments, within which the step runs."""
+        return self._needed(batch_size)
+
+    def largest_within(self, limit_bytes: int, *, above: int = 0, below: int | None = None) -> int:
+        """Return the largest batch between two bounds that runs within a limit, or `above` if none does."""
+        below = self._most + 1 if below is None else below
+        start = bisect_largest(lambda size: self._alive(size) <= limit_bytes, above=above, below=below)
+        return bisect_down(lambda size: self._fits(size, limit_bytes), above=above, start=start)
+
+    def _alive(self, batch_size: int) -> int:
+        sizes = self._family.sizes_at(batch_size)
+        return most_alive_bytes(self._family.first, sizes, rounding_bytes=CachingAllocator.rounding_bytes)
+
+    def _replay(self, batch_size: int, limit_bytes: int) -> bool:
+        return fits(self._family.first, self._family.sizes_at(batch_size), limit_bytes)
+
+    def _replay_without_limit(self, batch_size: int) -> int:
+        sizes = self._family.sizes_at(batch_size)
+        return replayed(self._family.first, sizes, CachingAllocator()).train_peak_allocated_bytes
+
+    def _smallest_limit(self, batch_size: int) -> int:
+        too_few = bisect_largest(
+            lambda segments: not self._fits(batch_size, segments * SEGMENT_ROUNDING_BYTES),
+            above=math.ceil(self._alive(batch_size) / SEGMENT_ROUNDING_BYTES) - 1,
+            below=sys.maxsize,
+        )
+        return (too_few + 1) * SEGMENT_ROUNDING_BYTES
 
 
 def bytes_of_libraries(budget_bytes: int) -> int:

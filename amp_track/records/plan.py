@@ -303,9 +303,11 @@ class ForecastTask:
 class Forecast:
     """The prediction for one precision, before anything is measured."""
 
-    batch_size: int  # a batch size slightly below the predicted max batch; 0 if nothing is predicted to fit
+    batch_size: int  # the predicted max batch, or a batch size slightly below it; 0 if nothing is predicted to fit
     allocated_bytes: int  # the predicted peak at `batch_size`
     slope_bytes: float  # the bytes that each further sample adds to the peak
+    traces: tuple[StepTrace, StepTrace] | None = None
+    """On CUDA, two traces of the step: replays between them predict which batches fit."""
 
 
 @dataclass(frozen=True, kw_only=True)

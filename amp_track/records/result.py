@@ -152,6 +152,8 @@ class JobResult:
     samples_per_second: float | None = None  # speed of training. A probe does not count loading.
     speed_readings: tuple[float, ...] = ()
     """Samples per second of each timing, if a probe timed its full steps several times; the median is its speed."""
+    cold_samples_per_second: float | None = None
+    """The speed of the few steps of a probe that was not timed, on a device that is hardly warm."""
     eval_samples_per_second: float | None = None
     train_peak_allocated_bytes: int | None = None
     peak_bytes: int | None = None

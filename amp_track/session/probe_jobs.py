@@ -108,8 +108,13 @@ def limit_of(session: Session) -> Limit:
     return min(limits or [Limit(_LARGEST_SYNTHETIC_BATCH, "max_batch_size")], key=lambda limit: limit.batch_size)
 
 
-def budget_of(session: Session, goal: Goal) -> int | None:
-    """Return the memory budget of a probe in bytes, without the headroom; None for the device's limit."""
+def budget_of(session: Session, goal: Goal, kind: str = "probe") -> int | None:
+    """Return the memory budget of a kind of probe in bytes, without the headroom; None for the device's limit.
+
+    Whether a batch leaves headroom is shown by a smaller budget: a caching allocator reserves all that it may.
+    """
+    if kind == "headroom" and session.inspection.budget_support.supported:
+        return goal.recommended_bytes
     has_one = session.job.memory_budget_bytes is not None or session.request.max_batch_options.headroom is not None
     return goal.budget_bytes if has_one else None
 
@@ -138,10 +143,22 @@ def job_of(session: Session, proposal: Proposal, budget_bytes: int | None, probe
         probe=proposal.kind != "confirm",
         worst_batch=proposal.kind != "typical",
         probe_to_the_end=proposal.includes_the_end or _probes_are_whole(session),
-        speed_readings=_SPEED_READINGS if proposal.kind == "timing" else 1,
+        speed_readings=_readings_of(session, proposal),
         num_workers=0 if loads_alone else session.job.num_workers,
     )
     return dataclasses.replace(job, checkpoint_every=None) if job.probe else _confirmation_of(session, job, probes)
+
+
+def _readings_of(session: Session, proposal: Proposal) -> int:
+    """Return how often a probe is timed. On an accelerator, whose clock must rise first, only what is reported is.
+
+    A function or a script makes its own steps, of which the probe ends at a good one.
+    """
+    if proposal.kind == "timing":
+        return _SPEED_READINGS
+    on_accelerator = session.inspection.hardware.kind != "cpu" and session.inspection.kind == "workload"
+    is_confirmed = session.request.max_batch_options.confirm_steps != 0
+    return 0 if on_accelerator and proposal.kind in ("probe", "headroom") and is_confirmed else 1
 
 
 class Plans:
@@ -256,14 +273,15 @@ class _Pace:
 
 def _pace(session: Session, job: Job, probes: Sequence[JobResult]) -> _Pace | None:
     """Return the pace of a training from the throughput of the probes; None if no probe has one."""
-    nearest = next((probe for probe in reversed(probes) if probe.samples_per_second), None)
-    if nearest is None or nearest.samples_per_second is None:
+    speeds = ((probe.samples_per_second or probe.cold_samples_per_second, probe) for probe in reversed(probes))
+    speed, nearest = next((each for each in speeds if each[0]), (None, None))
+    if speed is None or nearest is None:
         return None
     assert job.batch_size is not None
     at_once = job.batch_size * job.nproc
     evaluated = (job.samples_per_evaluation_batch or 1) * job.nproc
     eval_batches = math.ceil((0 if job.synthetic else session.inspection.evaluation_samples) / evaluated)
-    computing, loading = at_once / nearest.samples_per_second, nearest.load_seconds or 0.0
+    computing, loading = at_once / speed, nearest.load_seconds or 0.0
     # The throughput of a probe excludes data loading.
     batch_seconds = max(computing, loading / job.num_workers) if job.num_workers else computing + loading
     if nearest.eval_samples_per_second:

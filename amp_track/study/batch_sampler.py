@@ -21,6 +21,8 @@ from pydantic import TypeAdapter
 from amp_track.batch_search import recommended_batch
 from amp_track.batch_search.search import Hint, Limit, MaxBatch, Next, Probe, explore, line_of
 from amp_track.config.precisions import PRECISIONS
+from amp_track.memory_plan.predict import ReplayedMemory
+from amp_track.memory_plan.replay import TraceFamily
 from amp_track.records.plan import Forecast
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.study import optuna_internals, storage
@@ -41,6 +43,8 @@ _MOST_RUNS_AT_THE_MAX_BATCH = 5
 """Number of fresh processes in which a max batch runs, with the confirmation run, if no two of them take equal memory.
 """
 _MOST_HEADROOM_PROBES = 2
+_HEADROOM_STEP = 1 / 128
+"""Fraction of the budget by which a failed prediction is corrected at least."""
 _RIVAL = 0.8
 """A precision below this fraction of the best speed is not recommended, so its batches are not timed."""
 
@@ -51,9 +55,9 @@ class Proposal:
 
     `kind` is one of: `probe`; `multiple`, a probe of the largest multiple up to the max batch; `beyond`, a probe above
     the first failing batch; `confirm`, the confirmation run; `repeat`, another probe of a confirmed max batch;
-    `headroom`, a probe of a batch that may leave the recommended headroom; `timing`, a probe of a batch that may be
-    recommended, for its speed; `typical`, a probe with batches as they are drawn, where all others have the largest
-    samples; `eval`, a probe at the max batch whose evaluation has batches of `batch_size`.
+    `headroom`, a probe, within a smaller budget, of a batch that may leave the recommended headroom; `timing`, a probe
+    of a batch that may be recommended, for its speed; `typical`, a probe with batches as they are drawn, where all
+    others have the largest samples; `eval`, a probe at the max batch whose evaluation has batches of `batch_size`.
     """
 
     precision: str
@@ -158,6 +162,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
 
     def __init__(self, goal: Goal) -> None:
         self.goal = goal
+        self._memories: dict[str, ReplayedMemory] = {}
 
     def max_batch(self, done: Mapping[str, list[Done]], precision: str) -> MaxBatch | None:
         """Return the max batch of one precision, or None until it is proven and, if required, confirmed."""
@@ -185,7 +190,9 @@ class BatchSampler(optuna.samplers.BaseSampler):
 
         proposals = [job for name in self.goal.precisions if (job := next_of(name, [])) is not None]
         if not proposals:
-            return self._next_to_recommend(done, running) if self.goal.recommends else None
+            return (
+                self._next_to_recommend(done, by_precision(jobs, "headroom"), running) if self.goal.recommends else None
+            )
         for proposal in proposals:
             if proposal.precision not in running:
                 return proposal
@@ -300,7 +307,10 @@ class BatchSampler(optuna.samplers.BaseSampler):
         return explore(probes, limit, budget_bytes=most_bytes, hint=hint)
 
     def _next_to_recommend(
-        self, done: Mapping[str, list[Done]], running: Mapping[str, Sequence[Proposal]]
+        self,
+        done: Mapping[str, list[Done]],
+        headroom: Mapping[str, list[Done]],
+        running: Mapping[str, Sequence[Proposal]],
     ) -> Proposal | None:
         """Return the next probe of a batch to recommend, after the max batches: of the precisions that may be fastest.
 
@@ -310,19 +320,25 @@ class BatchSampler(optuna.samplers.BaseSampler):
             Busy: every remaining probe is of a precision that another search worker is timing.
         """
         found = {name: max_batch for name in self.goal.precisions if (max_batch := self.max_batch(done, name))}
-        speeds = {  # also of a confirmation run, which is no faster than a probe
-            name: max((job.job_result.samples_per_second or 0.0 for job in done[name] if job.fits), default=0.0)
+        speeds = {  # also of a confirmation run and of probes that were not timed, which are no faster than others
+            name: max(
+                (job.job_result.samples_per_second or job.job_result.cold_samples_per_second or 0.0
+                 for job in done[name] if job.fits),
+                default=0.0,
+            )
             for name in found
-        }
+        }  # fmt: skip
         fastest = max(speeds.values(), default=0.0)
         rivals = [name for name, speed in speeds.items() if speed >= _RIVAL * fastest and found[name].batch_size]
-        proposals = [job for name in rivals if (job := self._reading(name, done[name], found[name])) is not None]
+        proposals = [
+            job for name in rivals if (job := self._reading(name, done[name], headroom[name], found[name])) is not None
+        ]
         free = [proposal for proposal in proposals if proposal.precision not in running]
         if proposals and not free:
             raise Busy
         return free[0] if free else None
 
-    def _reading(self, precision: str, done: list[Done], max_batch: MaxBatch) -> Proposal | None:
+    def _reading(self, precision: str, done: list[Done], headroom: list[Done], max_batch: MaxBatch) -> Proposal | None:
         """Return the next probe for the batch to recommend at one precision; None if it is known."""
         largest = largest_with_headroom(done, max_batch.batch_size, self.goal.recommended_bytes)
         readings, line = readings_of(done), line_of(_probes(done, _MEASURED))
@@ -331,10 +347,10 @@ class BatchSampler(optuna.samplers.BaseSampler):
             predicted = round(line.at(batch_size)) if line is not None else None
             return Proposal(precision, batch_size, kind, reason, predicted)
 
-        above = self._with_headroom(done, max_batch) if largest < max_batch.batch_size else 0
-        tried = [job.batch_size for job in done if job.kind == "headroom"]
-        if above > largest and above not in tried and len(tried) < _MOST_HEADROOM_PROBES:
-            return proposal(above, "headroom", "predicted to leave the recommended headroom")
+        if len(headroom) < _MOST_HEADROOM_PROBES and largest not in {job.batch_size for job in headroom}:
+            above = self._with_headroom(precision, done, headroom, max_batch) if largest < max_batch.batch_size else 0
+            if above > largest and all(above != job.batch_size for job in headroom):
+                return proposal(above, "headroom", "predicted to leave the recommended headroom")
         batches = self.goal.candidates(largest or max_batch.batch_size)
         batch_size = recommended_batch.next_to_time(readings, batches) if self.goal.confirm else None
         if batch_size is not None:
@@ -346,11 +362,18 @@ class BatchSampler(optuna.samplers.BaseSampler):
             return proposal(batches[0], "multiple", "to recommend it")
         return None
 
-    def _with_headroom(self, done: list[Done], max_batch: MaxBatch) -> int:
+    def _with_headroom(self, precision: str, done: list[Done], headroom: list[Done], max_batch: MaxBatch) -> int:
         """Return the candidate that is predicted to take the recommended memory; 0 if there is none."""
         probes = _probes(done, _MEASURED)
         line, room = line_of(probes), self.goal.recommended_bytes
-        if line is None or room is None:
+        if room is None:
+            return 0
+        if (memory := self._memories.get(precision)) is not None:
+            spare_bytes = self.goal.budget_bytes - room + len(headroom) * int(_HEADROOM_STEP * self.goal.budget_bytes)
+            limit_bytes = memory.needed_bytes(max_batch.batch_size) - spare_bytes
+            batch_size = memory.largest_within(limit_bytes, below=max_batch.batch_size + 1)
+            return next(iter(self.goal.candidates(batch_size)), 0)
+        if line is None:
             return 0
         # The budget's meter counts blocks that the finer one, which the line is of, does not.
         unused = max(
@@ -359,9 +382,10 @@ class BatchSampler(optuna.samplers.BaseSampler):
             if each.fits
         )
         batch_size = min(line.reaches(room - unused if unused < room else room), max_batch.batch_size)
-        for job in done:  # a probe that took more corrects the prediction
-            over_bytes = (job.job_result.peak_bytes or 0) - room
-            if job.kind == "headroom" and over_bytes > 0:
+        for job in headroom:  # a probe that took more corrects the prediction
+            wanted = job.job_result.peak_bytes if job.fits else job.job_result.wanted_bytes
+            if (over_bytes := (wanted or 0) - room) > 0 or not job.fits:
+                over_bytes = max(over_bytes, int(_HEADROOM_STEP * room))
                 batch_size = min(batch_size, job.batch_size - math.ceil(over_bytes / line.slope_bytes))
         return next(iter(self.goal.candidates(batch_size)), 0)
 
@@ -397,7 +421,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             hint = self._hint(done, precision)
             step = explore(known, goal.limit, budget_bytes=goal.budget_bytes, hint=hint, from_above=goal.confirm)
             assert isinstance(step, Next), "a hint proves nothing"
-            is_planned = not known and hint.slope_bytes is not None
+            is_planned = hint.slope_bytes is not None and not any(probe.fits for probe in known)
             one_more_fails = any(probe.batch_size == step.batch_size + 1 and not probe.fits for probe in known)
             confirms = goal.confirm and one_more_fails
             kind, reason = ("confirm", "confirmation run") if confirms else ("probe", step.reason)
@@ -439,6 +463,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
                 "predicted to use most of the budget",
                 predicted_bytes=planned.allocated_bytes,
                 slope_bytes=planned.slope_bytes,
+                memory=self._memory_of(precision, planned),
             )
         hints = []
         for other in PRECISIONS:  # includes those of an earlier command
@@ -447,6 +472,15 @@ class BatchSampler(optuna.samplers.BaseSampler):
             if isinstance(max_batch, MaxBatch) and max_batch.batch_size and (line := line_of(probes)) is not None:
                 hints.append(Hint(max_batch.batch_size, f"start from the max batch of {other}", line.fixed_bytes))
         return min(hints, key=lambda hint: hint.batch_size, default=first)
+
+    def _memory_of(self, precision: str, planned: Forecast) -> ReplayedMemory | None:
+        """Return the step in a simulated allocator. It is kept, with its replays."""
+        if planned.traces is None:
+            return None
+        if precision not in self._memories:
+            family = TraceFamily(*planned.traces)
+            self._memories[precision] = ReplayedMemory(family, most=self.goal.limit.batch_size)
+        return self._memories[precision]
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         batch_sizes = IntDistribution(1, self.goal.limit.batch_size, log=True)
@@ -537,7 +571,8 @@ def by_precision(done: Sequence[Done], kind: str | None = None) -> defaultdict[s
     """Return the jobs of each precision: those of one kind, or those that prove or disprove its max batch."""
     jobs = defaultdict[str, list[Done]](list)
     for job in done:
-        if job.kind == kind or (kind is None and job.kind not in (TYPICAL, EVAL)):
+        fails_below = job.kind == "headroom" and not job.fits  # in a smaller budget
+        if job.kind == kind or (kind is None and job.kind not in (TYPICAL, EVAL) and not fails_below):
             jobs[job.precision].append(job)
     if kind is None:
         for precision, typical in by_precision(done, TYPICAL).items():
@@ -563,11 +598,12 @@ def size_ratio(done: Iterable[Done]) -> float | None:
 def readings_of(done: Iterable[Done]) -> dict[int, list[float]]:
     """Return the readings of samples per second in the short probes that fit, by batch size, in ascending order.
 
-    A confirmation run's speed includes data loading and smaller last batches, a probe's does not.
+    A confirmation run's speed includes data loading and smaller last batches, a probe's does not. Some probes are not
+    timed.
     """
     readings = defaultdict[int, list[float]](list)
     for job in done:
-        if job.fits and job.kind != "confirm":
+        if job.fits and job.kind != "confirm" and job.job_result.cold_samples_per_second is None:
             readings[job.batch_size] += job.job_result.speed_readings or (job.job_result.samples_per_second or 0.0,)
     return dict(sorted(readings.items()))
 
@@ -576,11 +612,8 @@ def largest_with_headroom(done: Iterable[Done], max_batch: int, most_bytes: int 
     """Return the largest batch up to the max batch whose runs took at most `most_bytes`; 0 if there is none."""
     if most_bytes is None:
         return max_batch
-    fit = [job for job in done if job.fits and job.batch_size <= max_batch]
-    over = min(
-        (job.batch_size for job in fit if (job.job_result.peak_bytes or math.inf) > most_bytes), default=max_batch + 1
-    )
-    return max((job.batch_size for job in fit if job.batch_size < over), default=0)
+    runs = (job for job in done if job.fits and (job.job_result.peak_bytes or math.inf) <= most_bytes)
+    return max((job.batch_size for job in runs if job.batch_size <= max_batch), default=0)
 
 
 def was_refuted(done: Iterable[Done]) -> bool:

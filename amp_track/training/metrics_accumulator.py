@@ -28,6 +28,11 @@ class MetricsAccumulator:
         self.train_loss = math.nan
         """The mean loss of the last completed epoch; NaN before the first."""
 
+    @property
+    def skipped_steps(self) -> int:
+        """The number of steps that overflowed, as of the last read."""
+        return self._skipped_steps
+
     def read(self) -> StepTotals:
         """Return the totals since the last read, and accumulate them. Waits for the device."""
         totals = self._merge(self._step.read())

@@ -33,6 +33,8 @@ _RECORD_SECONDS = 5.0
 """Interval at which the losses of a long epoch are fetched from the device and sent."""
 _RECORD_STEPS_TOGETHER = 50
 """The same interval in optimizer steps for several ranks, which wait for each other to add up their losses."""
+_MOST_SKIPPED_STEPS = 24
+"""GradScaler halves its first scale of 2**16 with each overflow: after 24 it scales nothing up."""
 _SEEDS_APART = 1_000_003
 """Distance between the seeds of ranks: larger than the differences between seeds that people compare."""
 
@@ -316,6 +318,7 @@ class Trainer:
             self._train_on,
             self._device,
             agree=self._group.agree,
+            needs_more=self._has_skipped_all_steps,
             # Steps that the training does not make may take more memory, as the third one of ResNet-18 in bf16 does.
             readings=min(self._job.speed_readings, max(batches.total_steps - 1, 1)),
         )
@@ -326,6 +329,16 @@ class Trainer:
         self._accumulator.read()
         self._accumulator.end_epoch()
         return dataclasses.asdict(timing)
+
+    def _has_skipped_all_steps(self) -> bool:
+        """Return whether amp has skipped every step so far: many optimizers have no state before the first update.
+
+        GradScaler's first scale overflows in the first steps of many models.
+        """
+        if self._step.history is None or self._step.steps >= _MOST_SKIPPED_STEPS:
+            return False
+        self._accumulator.read()
+        return self._accumulator.skipped_steps == self._step.steps
 
     def _end_an_epoch(self) -> None:
         """Train on the smaller last batch of an epoch, and evaluate."""

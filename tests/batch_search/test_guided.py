@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_memory import Device
 
-from amp_track.batch_search.search import Hint, Limit, MaxBatch
-from amp_track.memory_plan.predict import forecast
-from amp_track.memory_plan.replay import TraceFamily
+from amp_track.batch_search.search import Hint, Limit, MaxBatch, Probe, explore
+from amp_track.memory_plan.allocator import CachingAllocator, SimulatedOutOfMemory
+from amp_track.memory_plan.predict import ReplayedMemory, forecast
+from amp_track.memory_plan.replay import TraceFamily, fits, replayed
+from amp_track.records.result import JobStatus
 
 BUDGET = 512 * MIB
 
@@ -103,17 +105,25 @@ def family_of(per_sample: int, weights_bytes: int = MIB) -> TraceFamily:
     return family
 
 
-@pytest.mark.parametrize("on_cuda", [False, True])
-def test_a_forecast_is_a_little_below_the_predicted_max_batch(on_cuda: bool) -> None:
-    found = forecast(family_of(500_000), BUDGET, most=10_000, on_cuda=on_cuda)
+def test_a_forecast_is_a_little_below_the_predicted_max_batch() -> None:
+    found = forecast(family_of(500_000), BUDGET, most=10_000, on_cuda=False)
     assert 0.8 < found.allocated_bytes / BUDGET <= 0.85
     assert found.slope_bytes == pytest.approx(1_000_000, rel=0.05)
-    libraries = 0 if on_cuda else 24 * MIB
-    assert found.batch_size == pytest.approx((0.85 * BUDGET - libraries) / 1_000_000, rel=0.05)
+    assert found.batch_size == pytest.approx((0.85 * BUDGET - 24 * MIB) / 1_000_000, rel=0.05)
+    assert found.traces is None
 
 
-def test_a_forecast_ends_at_the_most_there_is() -> None:
-    assert forecast(family_of(500_000), BUDGET, most=77, on_cuda=False).batch_size == 77
+def test_on_cuda_a_forecast_is_the_predicted_max_batch() -> None:
+    family = family_of(500_000)
+    found = forecast(family, BUDGET, most=10_000, on_cuda=True)
+    assert found.traces == (family.first, family.second)
+    assert fits(family.first, family.sizes_at(found.batch_size), BUDGET)
+    assert not fits(family.first, family.sizes_at(found.batch_size + 1), BUDGET)
+
+
+@pytest.mark.parametrize("on_cuda", [False, True])
+def test_a_forecast_ends_at_the_most_there_is(on_cuda: bool) -> None:
+    assert forecast(family_of(500_000), BUDGET, most=77, on_cuda=on_cuda).batch_size == 77
 
 
 def test_a_forecast_of_a_model_that_does_not_fit() -> None:
@@ -125,3 +135,77 @@ def test_half_of_a_small_budget_is_left_to_libraries() -> None:
     """They may take all of it, and take next to nothing with a small model: a search would begin at one sample."""
     found = forecast(family_of(5_000), 16 * MIB, most=10_000, on_cuda=False)
     assert found.batch_size == pytest.approx((0.85 * 16 - 8 - 2) * MIB / 10_000, rel=0.1)
+
+
+def net_of(seed: int, layers: int) -> TraceFamily:
+    """Return a net whose activations differ in size, as those of a network of convolutions do."""
+    chance = random.Random(seed)
+    per_sample = [chance.choice([1, 2, 4, 8, 12, 24]) * chance.choice([1024, 3136, 4096, 12544]) for _ in range(layers)]
+    traces = (step_of(batch, [size * batch for size in per_sample]) for batch in (8, 16))
+    family = TraceFamily.through(*traces)
+    assert family is not None
+    return family
+
+
+def search_on_a_gpu(family: TraceFamily, more_bytes: int, *, most: int = 10**6) -> tuple[MaxBatch, list[Probe]]:
+    """Search on a device whose allocator is the simulated one, and whose libraries take `more_bytes` beside the plan's.
+
+    The search itself sees the peaks that PyTorch reports, and the plan.
+    """
+    planned = forecast(family, BUDGET, most=most, on_cuda=True)
+    hint = Hint(planned.batch_size, slope_bytes=planned.slope_bytes, memory=ReplayedMemory(family, most=most))
+    probes: list[Probe] = []
+    while not isinstance(step := explore(probes, Limit(most, "dataset"), budget_bytes=BUDGET, hint=hint), MaxBatch):
+        assert step.batch_size not in {probe.batch_size for probe in probes}, "no batch is probed twice"
+        allocator = CachingAllocator(BUDGET - more_bytes)
+        try:
+            replayed(family.first, family.sizes_at(step.batch_size), allocator)
+        except SimulatedOutOfMemory:
+            probes.append(Probe(step.batch_size, JobStatus.OOM))
+        else:
+            peaks = allocator.peak_reserved_bytes, allocator.train_peak_allocated_bytes
+            probes.append(Probe(step.batch_size, JobStatus.FITS, *(peak + more_bytes for peak in peaks)))
+        assert len(probes) < 100, "the search does not end"
+    return step, probes
+
+
+@given(seed=st.integers(0, 10**6), layers=st.integers(2, 30))
+def test_two_probes_where_the_simulated_allocator_is_right(seed: int, layers: int) -> None:
+    family = net_of(seed, layers)
+    found, probes = search_on_a_gpu(family, 0)
+    largest = ReplayedMemory(family, most=10**6).largest_within(BUDGET)
+    assert found.batch_size >= largest
+    assert len(probes) <= 3, "one more if cached blocks leave room for a larger batch"
+
+
+@given(seed=st.integers(0, 10**6), layers=st.integers(2, 30), more=st.integers(-40 * MIB, 80 * MIB))
+def test_a_constant_error_of_the_simulation_costs_a_few_probes(seed: int, layers: int, more: int) -> None:
+    found, probes = search_on_a_gpu(net_of(seed, layers), more)
+    tried = {probe.batch_size: probe.fits for probe in probes}
+    assert tried[found.batch_size] and not tried[found.batch_size + 1]
+    assert len(probes) <= 16
+
+
+def test_a_constant_error_usually_costs_two_probes() -> None:
+    taken = []
+    for seed in range(100):
+        more = random.Random(seed).randint(-40 * MIB, 80 * MIB)
+        taken.append(len(search_on_a_gpu(net_of(seed, 12), more)[1]))
+    taken.sort()
+    assert taken[50] <= 4
+    assert taken[90] <= 7
+
+
+@given(seed=st.integers(0, 10**6), limit=st.integers(1, 3000), kernel=st.integers(1, 3000))
+def test_a_limit_of_a_kernel_or_the_data_ends_a_simulated_search_too(seed: int, limit: int, kernel: int) -> None:
+    memory = ReplayedMemory(net_of(seed, 8), most=limit)
+    probes: list[Probe] = []
+    hint = Hint(memory.largest_within(BUDGET), slope_bytes=1.0, memory=memory)
+    while not isinstance(step := explore(probes, Limit(limit, "dataset"), budget_bytes=BUDGET, hint=hint), MaxBatch):
+        is_too_large = step.batch_size > kernel
+        status = JobStatus.KERNEL_LIMIT if is_too_large else JobStatus.FITS
+        peak = None if is_too_large else memory.allocated_bytes(step.batch_size)
+        probes.append(Probe(step.batch_size, status, peak, peak))
+        assert len(probes) < 60
+    assert step.batch_size == min(kernel, limit)
+    assert step.bound == ("dataset" if limit <= kernel else "kernel")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 from simulated import SimulatedRunner
 from support import DIGITS, MEBIBYTE, request
 
+from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
 from amp_track.session import probe_jobs
@@ -107,6 +109,31 @@ def test_where_the_probes_took_long_the_confirmation_may_too() -> None:
     probes_seconds = math.fsum(job_result.wall_seconds for job_result in tried)
     assert probes_seconds > 400
     assert 0.98 * probes_seconds < trained_seconds + evaluated_twice_seconds <= probes_seconds
+
+
+@pytest.mark.parametrize(
+    ("device", "target", "confirm_steps", "readings"),
+    [
+        ("simulated", "workload", None, 0),
+        ("simulated", "workload", 0, 1),
+        ("simulated", "command", None, 1),
+        ("cpu", "workload", None, 1),
+    ],
+)
+def test_on_an_accelerator_a_probe_is_timed_only_for_its_speed(
+    device: str, target: str, confirm_steps: int | None, readings: int
+) -> None:
+    """Without a confirmation run, the max batch would have no speed. A script is never asked for steps of its own."""
+
+    class Runner(SimulatedRunner):
+        def inspect(self, job: Job) -> Inspection:
+            found = super().inspect(job)
+            return dataclasses.replace(found, kind=target, hardware=dataclasses.replace(found.hardware, kind=device))
+
+    asked = request(Job(workload=DIGITS, memory_budget_bytes=BUDGET), confirm_steps=confirm_steps)
+    session = Session.prepare(asked, ("fp32",), runner=Runner(), uses_stores=False)
+    job, timing = (probe_jobs.job_of(session, Proposal("fp32", 8, kind, ""), BUDGET) for kind in ("probe", "timing"))
+    assert (job.speed_readings, timing.speed_readings) == (readings, 3)
 
 
 def test_a_job_whose_steps_accumulate_is_confirmed_over_as_many_samples() -> None:

@@ -24,7 +24,7 @@ import sys
 from amp_track.config.options import Request
 from amp_track.session.session import _import_libraries
 from amp_track.config.job import Job
-_import_libraries(Request(job=Job(workload="x.py")))
+_import_libraries(Request(job=Job(workload="x.py"))).result()
 print([name in sys.modules for name in ("alembic.context", "mlflow.store.tracking.sqlalchemy_store")])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

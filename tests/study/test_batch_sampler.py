@@ -9,10 +9,15 @@ from dataclasses import dataclass
 
 import optuna
 import pytest
+from batch_search.traces import step_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track.batch_search.search import Limit
+from amp_track.memory_plan.allocator import CachingAllocator, SimulatedOutOfMemory
+from amp_track.memory_plan.predict import forecast
+from amp_track.memory_plan.replay import TraceFamily, replayed
+from amp_track.records.plan import Forecast
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.max_batch import PrecisionResult
 from amp_track.study import max_batches
@@ -274,3 +279,64 @@ def test_the_second_max_batch_costs_few_probes(ratio: float | None, most: int) -
     _, proposals = search(device)
     assert len(proposals) <= most
     assert (sum(each.kind == "typical" for each in proposals) > 0) == (ratio is not None)
+
+
+@dataclass(frozen=True)
+class CachingDevice:
+    """A GPU: a caching allocator within a limit, which reserves more than it needs where it may."""
+
+    budget_bytes: int
+    less_bytes: int
+    """The limit of a probe that is to leave headroom."""
+    family: TraceFamily
+    more_bytes: int = 8 * MIB
+    """Memory that libraries take beside the plan's."""
+
+    def run(self, proposal: Proposal, number: int) -> JobResult:
+        limit = self.less_bytes if proposal.kind == "headroom" else self.budget_bytes
+        allocator = CachingAllocator(limit - self.more_bytes)
+        try:
+            replayed(self.family.first, self.family.sizes_at(proposal.batch_size), allocator)
+        except SimulatedOutOfMemory:
+            return JobResult(status=JobStatus.OOM, train_peak_allocated_bytes=limit, requested_bytes=4096)
+        is_timed = proposal.kind != "probe"
+        return JobResult(
+            status=JobStatus.FITS,
+            peak_bytes=limit,
+            train_peak_allocated_bytes=allocator.train_peak_allocated_bytes + self.more_bytes,
+            samples_per_second=1000.0 if is_timed else None,
+            cold_samples_per_second=None if is_timed else 10.0,
+        )
+
+
+class Planned:
+    """Memory plans of a family, on CUDA."""
+
+    seconds = None
+
+    def __init__(self, family: TraceFamily, budget_bytes: int) -> None:
+        self._forecast = forecast(family, budget_bytes, most=5000, on_cuda=True)
+
+    def __call__(self) -> dict[str, Forecast]:
+        return dict.fromkeys(("fp32", "bf16"), self._forecast)
+
+
+def test_the_recommended_batch_ran_within_less_memory_if_the_allocator_reserves_all_it_may() -> None:
+    first, second = (step_of(batch, [200_000 * batch, 37_000 * batch, 411_000 * batch]) for batch in (8, 16))
+    family = TraceFamily(first, second)
+    device = CachingDevice(budget_bytes=512 * MIB, less_bytes=486 * MIB, family=family)
+    results, proposals = search(
+        device,  # type: ignore[arg-type]
+        recommended_bytes=device.less_bytes,
+        forecasts=Planned(family, device.budget_bytes),
+        whole_probes=False,
+    )
+    for name, found in results.items():
+        headroom = [job.batch_size for job in proposals if job.kind == "headroom" and job.precision == name]
+        assert len(headroom) == 1
+        assert found.leaves_headroom
+        assert found.compared[0] == headroom[0] >= 0.93 * found.max_batch.batch_size
+        probes = [job for job in proposals if job.precision == name and job.kind == "probe"]
+        assert len(probes) == found.probes <= 6
+        timed = {job.batch_size for job in proposals if job.kind not in ("probe", "confirm")}
+        assert set(found.readings) <= timed

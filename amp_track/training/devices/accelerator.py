@@ -134,8 +134,9 @@ class AcceleratorDevice(Device):
 def reserve_bytes(capacity_bytes: int) -> int:
     """Return the memory that a job without a budget leaves free: a sixteenth of the device, at most 512 MiB.
 
-    Handles of cuBLAS and cuDNN, lazily loaded kernels, and nccl's buffers are allocated outside of torch. Their size
-    has not been measured.
+    Handles of cuBLAS and cuDNN, lazily loaded kernels, and nccl's buffers are allocated outside of torch: 0.15 GiB by a
+    ResNet-50 and a ViT on an H100, after its context of 0.6 GiB (torch 2.11, CUDA 13.0, 2026-11-26). nccl was not
+    measured.
     """
     return min(capacity_bytes // _RESERVED_PART, _MOST_RESERVED_BYTES)
 
