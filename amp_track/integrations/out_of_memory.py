@@ -277,8 +277,12 @@ class OutOfMemoryWatch:
         precision = self._precision[0]
         precisions = (precision, *(["bf16"] if precision == "fp32" else []))
         task = task_within(
-            capacity_bytes, precisions=precisions, batch_size=self._samples(), is_cuda=self._is_cuda
-        )  # fmt: skip
+            capacity_bytes,
+            precisions=precisions,
+            batch_size=self._samples(),
+            is_cuda=self._is_cuda,
+            compute_capability=torch.cuda.get_device_capability() if self._is_cuda else None,
+        )
         return [plan_precision(step, each, task) for each in task.precisions]
 
 

@@ -25,9 +25,16 @@ _WORTH_IT = 0.01
 """A change that saves a smaller part of the memory is left out."""
 
 
-def task_within(capacity_bytes: int, *, precisions: tuple[str, ...], batch_size: int, is_cuda: bool) -> PlanTask:
+def task_within(
+    capacity_bytes: int,
+    *,
+    precisions: tuple[str, ...],
+    batch_size: int,
+    is_cuda: bool,
+    compute_capability: tuple[int, int] | None = None,
+) -> PlanTask:
     """Return the inputs of the memory plans that `explained` needs."""
-    workspace_bytes = gpus.blas_workspace_bytes() if is_cuda else 0
+    workspace_bytes = gpus.blas_workspace_bytes(compute_capability) if is_cuda else 0
     return PlanTask(
         precisions=precisions,
         batch_size=batch_size,

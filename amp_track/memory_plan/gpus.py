@@ -117,7 +117,7 @@ GPUS = (
     Gpu("NVIDIA A100 40GB", (39.43, 39.59), (0.41, 0.49), (8, 0), "TianheWu/CoSeR#10"),
     Gpu("NVIDIA A100 80GB", (79.15, 79.25), (0.40, 0.50), (8, 0), "HiDream-ai/VAREdit#6"),
     Gpu("NVIDIA H20 96GB", (95.00, 95.00), (0.50, 0.75), (9, 0), "public logs"),
-    Gpu("NVIDIA H100 80GB", (79.10, 79.19), (0.50, 0.73), (9, 0), "vllm-project/vllm#27508, public logs"),
+    Gpu("NVIDIA H100 80GB", (79.10, 79.19), (0.50, 0.76), (9, 0), "vllm-project/vllm#27508, benchmarks/results/gpu"),
     Gpu("NVIDIA H100 NVL 94GB", (92.63, 93.11), (0.59, 0.75), (9, 0), "ali-vilab/VACE#56"),
     Gpu("NVIDIA GH200 96GB", (94.50, 94.50), _UNSEEN_HOPPER, (9, 0), "vllm-project/vllm#9630"),
     Gpu("NVIDIA H200 141GB", (139.72, 139.81), _UNSEEN_HOPPER, (9, 0), "public logs"),

@@ -489,8 +489,9 @@ def test_the_predicted_max_batch_of_a_watched_model_fits_the_gpu(cuda_watch: Any
     assert not watched.explanation.is_upper_bound
     torch.cuda.empty_cache()
     train(model, optimizer, samples=int(0.9 * max_batch), device="cuda")
+    # Segments that fill well have room for 1.33 times as much, as the optimizer's state is there already.
     with pytest.raises(torch.OutOfMemoryError):
-        train(model, optimizer, samples=int(1.2 * max_batch), device="cuda")
+        train(model, optimizer, samples=int(1.4 * max_batch), device="cuda")
 
 
 @pytest.mark.gpu
