@@ -61,4 +61,4 @@ class Planned(Workload):
     def example(self, batch_size: int) -> tuple[Any, Any]:
         if self.net in OWN:
             return OWN[self.net].example(batch_size)
-        return torch.zeros(batch_size, 3, 224, 224), torch.arange(batch_size) % 10
+        return torch.randn(batch_size, 3, 224, 224), torch.arange(batch_size) % 10  # gradients of zeros may overflow

@@ -19,6 +19,7 @@ class TimedTrial:
 
     precision: str
     kind: str
+    batch_size: int
     fits: bool
     started: float
     ended: float
@@ -48,6 +49,7 @@ def timed_trials(database: Path, study: str) -> list[TimedTrial]:
         TimedTrial(
             precision=job.precision,
             kind=job.kind,
+            batch_size=job.batch_size,
             fits=job.fits,
             started=job.trial.datetime_start.timestamp(),
             ended=job.trial.datetime_complete.timestamp(),

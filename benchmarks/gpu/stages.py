@@ -131,13 +131,12 @@ def caltech256(machine: Machine) -> list[Measurement]:
 def max_batch(machine: Machine) -> list[Measurement]:
     """Search the max batch of five models in 6 GiB and in all memory, and compare with Lightning."""
     models, (small, full), ours, peer, every = _MODELS, GPU_BUDGETS_MIB, "amp-track", PEERS[0], _FP32_FIRST
-    first: list[Any] = [(small, ours, every), (small, peer, ["amp", "fp32"])]
-    then: list[Any] = [(full, ours, every), *((small, run, every) for run in ("run 2", "run 3"))]
-    then.append((small, peer, ["tf32", "bf16"]))
+    rounds: list[list[Any]] = [[(small, search, [name]) for search in (ours, peer)] for name in ("amp", "fp32")]
+    rounds += [[(small, ours, ["tf32", "bf16"])], [(full, ours, every)]]
+    rounds += [[(small, run, every)] for run in ("run 2", "run 3")] + [[(small, peer, ["tf32", "bf16"])]]
     if machine.smoke:
-        models, then = ["Mlp"], []
-        first = [(16, ours, ["fp32", "amp"]), (16, peer, ["amp"]), (16, "run 2", ["fp32"]), (None, ours, ["fp32"])]
-    searches = [*itertools.product(models, first), *((model, one) for one in then for model in models)]
+        models, rounds = ["Mlp"], [[(16, ours, ["fp32", "amp"]), (16, peer, ["amp"]), (None, ours, ["fp32"])]]
+    searches = [(model, one) for together in rounds for model in models for one in together]
     found = []
     for number, (model, (budget, search, precisions)) in enumerate(searches):
         for precision in precisions:
@@ -154,7 +153,7 @@ def max_batch(machine: Machine) -> list[Measurement]:
 def _fit(case: Case, *, smoke: bool) -> dict[str, Any]:
     """Run `amp-track max-batch`; precisions of one process share a study."""
     import amp_track
-    from benchmarks.trial_phases import seconds_by_phase, timed_trials
+    from benchmarks.trial_phases import seconds_by_part, seconds_by_phase, timed_trials
 
     result = amp_track.max_batch(
         case.workload, device=case.device, precision=[case.precision], memory_budget=case.budget_bytes, epochs=1,
@@ -162,8 +161,10 @@ def _fit(case: Case, *, smoke: bool) -> dict[str, Any]:
         confirm_steps=2 if smoke else 8,  # enough for what takes memory; an epoch of every model takes too long
     )  # fmt: skip
     trials = [one for one in timed_trials(Path("optuna.db"), result.study) if one.precision == case.precision]
-    seconds = seconds_by_phase(trials)["probes"]
-    return {**result.precisions[case.precision].as_json(), "probe_seconds": seconds}
+    seconds = seconds_by_phase(trials)
+    found = {**result.precisions[case.precision].as_json(), "probe_seconds": seconds["probes"]}
+    tried = [[trial.kind, trial.batch_size, trial.fits] for trial in trials]
+    return {**found, "phase_seconds": seconds, "part_seconds": seconds_by_part(trials), "tried": tried}
 
 
 def _search_with_lightning(case: Case, *, smoke: bool) -> dict[str, Any]:
@@ -193,7 +194,7 @@ def _compare_steps(machine: Machine, precision: str, compiled: bool) -> dict[str
     from amp_track import Precision, TrainStep, float32_precision, load_workload
     from benchmarks.bare import BareStep
 
-    name, batch_size, warm_up, rounds, steps = ("Cnn", 4, 1, 5, 2) if machine.smoke else ("ResNet50", 256, 10, 5, 20)
+    name, batch_size, warm_up, rounds = ("Cnn", 4, 1, 5) if machine.smoke else ("ResNet50", 256, 10, 5)
     workload = load_workload(f"benchmarks.models:{name}")
     batch = tuple(part.to(machine.device) for part in workload.example(batch_size))
     batch = batch[0].contiguous(memory_format=torch.channels_last), batch[1]
@@ -218,6 +219,7 @@ def _compare_steps(machine: Machine, precision: str, compiled: bool) -> dict[str
         both: list[Any] = [BareStep(workload, bare_model, precision, machine.device, channels_last=True), ours]
         for step in both:
             seconds(step, warm_up)
+        steps = 2 if machine.smoke else max(round(10 / seconds(both[0], 10)), 3)  # a second for each round
         speeds: tuple[list[float], list[float]] = ([], [])
         for turn in range(rounds):
             for index in (turn % 2, 1 - turn % 2):
@@ -293,7 +295,10 @@ def memory_plan(machine: Machine) -> list[Measurement]:
     for net, name, batch, optimizer, frozen in cases:
         key = f"{net} {name} batch {batch}, {optimizer}, {'head' if frozen else 'all'}"
         options = (("net", net), ("optimizer_name", optimizer), ("frozen", str(frozen)))
-        settings: dict[str, Any] = {"batch_size": batch, "synthetic": True, "steps": 3, "options": options}
+        steps = (
+            12 if name == "amp" else 3
+        )  # the first ones overflow, and many optimizers have no state before an update
+        settings: dict[str, Any] = {"batch_size": batch, "synthetic": True, "steps": steps, "options": options}
         run = partial(jobs.compare_with_plan, precision=name, **settings)
         found.append(Measurement(key=key, precision=name, run=run))
     return found

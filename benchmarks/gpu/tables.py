@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -60,19 +62,48 @@ def _format(name: str, value: Any) -> str:
     return str(value)
 
 
+def _tests(rows: Sequence[Row]) -> str:
+    """Return the number of tests of each file by outcome, and the reasons of those that did not pass."""
+    files = itertools.groupby(sorted(rows, key=lambda row: row.key), key=lambda row: row.key.partition("::")[0])
+    lines = []
+    for name, of_file in files:
+        outcomes = collections.Counter(
+            "passed" if row.status is Status.MEASURED else row.reason.removeprefix("Skipped: ")[:80] for row in of_file
+        )
+        lines.append([name, "; ".join(f"{count} {outcome}" for outcome, count in outcomes.items())])
+    return markdown.table(["", "outcome"], lines)
+
+
+def _ratios(*names: str, words: int) -> Callable[[Sequence[Row]], str]:
+    """Return a table of the range of each ratio over the rows whose keys begin with the same words."""
+
+    def line(key: str, some: Sequence[Row]) -> list[str]:
+        found = [[ratio for row in some if (ratio := row.values.get(name)) is not None] for name in names]
+        return [f"{key} ({len(some)})", *(f"{min(each):.3f} to {max(each):.3f}" if each else "" for each in found)]
+
+    def found(rows: Sequence[Row]) -> str:
+        groups: dict[str, list[Row]] = collections.defaultdict(list)
+        for row in rows:
+            groups[" ".join(row.key.split()[:words])].append(row)
+        headings = ["", *(name.replace("_", " ") for name in names)]
+        return markdown.table(headings, [line(key, groups[key]) for key in sorted(groups)])
+
+    return found
+
+
 def _memory_plan(rows: Sequence[Row]) -> str:
-    """Return the errors of each step, and their median and largest without sign."""
+    """Return the range of the ratios by net and precision, and the median and largest error of all, without sign."""
     errors = {name: [abs(ratio - 1) for row in rows if (ratio := row.values.get(name))] for name in _PREDICTED}
     lines = [[name, f"{statistics.median(found):.1%}", f"{max(found):.1%}"] for name, found in errors.items() if found]
     return (
-        _values(*_PREDICTED, "status")(rows)
+        _ratios(*_PREDICTED, words=2)(rows)
         + "\n\n"
         + markdown.table([f"{len(rows)} steps", "median", "largest"], lines)
     )
 
 
 _TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
-    "tests": _values("outcome"),
+    "tests": _tests,
     "caltech256": _values("status", "peak_bytes", "requested_bytes", "phase"),
     "max_batch": _values("max_batch", "bound", "probes", "probe_seconds", "error"),
     "step": _values("bare_images_per_second", "TrainStep_images_per_second", "ratio", "waits"),
@@ -80,7 +111,9 @@ _TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
         "samples_per_second", "train_peak_allocated_bytes", "eval_samples_per_second", "eval_peak_allocated_bytes"
     ),
     "sizes": _values("samples_per_second", "status", "answers"),
-    "probe": _values("allocated_by_probe_over_training", "reserved_by_probe_over_training", "reserved_over_allocated"),
+    "probe": _ratios(
+        "allocated_by_probe_over_training", "reserved_by_probe_over_training", "reserved_over_allocated", words=1
+    ),
     "memory_plan": _memory_plan,
     "costs": _values("loading_images_per_second_by_workers", "training", "seconds", "steps_per_second"),
 }

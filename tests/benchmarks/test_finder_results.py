@@ -28,7 +28,14 @@ def row(finder: str, *precisions: str, answer: int | None = 10, seconds: tuple[f
 
 def trial(kind: str, started: float, ended: float, *, fits: bool = True) -> TimedTrial:
     return TimedTrial(
-        precision="fp32", kind=kind, fits=fits, started=started, ended=ended, job_seconds=0.5, train_seconds=0.25
+        precision="fp32",
+        kind=kind,
+        batch_size=8,
+        fits=fits,
+        started=started,
+        ended=ended,
+        job_seconds=0.5,
+        train_seconds=0.25,
     )
 
 
