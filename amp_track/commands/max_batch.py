@@ -159,7 +159,7 @@ def find_max_batches(
             if not probed:  # the max batch of the previous precision is final
                 publish.show_max_batches(tracked_study.studies, study, goal)
             budget = probe_jobs.budget_of(session, goal, proposal.kind)
-            job = probe_jobs.job_of(session, proposal, budget, probed)
+            job = probe_jobs.job_of(session, proposal, budget, probed, recommends=goal.recommends)
             where = _bracket_in_words(*max_batches.bracket_of(known, proposal.precision))
             job_result, run_id = run_trial(tracked_study, asked.trial, job, proposal=proposal, where=where)
             if session.inspection.kind != "workload":

@@ -125,8 +125,18 @@ def accumulation_of(session: Session) -> int:
     return _ACCUMULATED_BATCHES if will_accumulate else session.job.grad_accum
 
 
-def job_of(session: Session, proposal: Proposal, budget_bytes: int | None, probes: Sequence[JobResult] = ()) -> Job:
-    """Return the job of one proposal within `budget_bytes`; the pace of a training comes from `probes`."""
+def job_of(
+    session: Session,
+    proposal: Proposal,
+    budget_bytes: int | None,
+    probes: Sequence[JobResult] = (),
+    *,
+    recommends: bool = False,
+) -> Job:
+    """Return the job of one proposal within `budget_bytes`; the pace of a training comes from `probes`.
+
+    With `recommends`, batches are timed when the max batches are proven.
+    """
     loads_alone = loads_in_its_own_process(session.inspection.hardware.kind, budget_bytes)
     effective, steps = session.request.max_batch_options.effective_batch_size, session.job.steps
     if steps is not None and effective is not None:  # as many samples as the requested job
@@ -143,22 +153,23 @@ def job_of(session: Session, proposal: Proposal, budget_bytes: int | None, probe
         probe=proposal.kind != "confirm",
         worst_batch=proposal.kind != "typical",
         probe_to_the_end=proposal.includes_the_end or _probes_are_whole(session),
-        speed_readings=_readings_of(session, proposal),
+        speed_readings=_readings_of(session, proposal, recommends=recommends),
         num_workers=0 if loads_alone else session.job.num_workers,
     )
     return dataclasses.replace(job, checkpoint_every=None) if job.probe else _confirmation_of(session, job, probes)
 
 
-def _readings_of(session: Session, proposal: Proposal) -> int:
-    """Return how often a probe is timed. On an accelerator, whose clock must rise first, only what is reported is.
+def _readings_of(session: Session, proposal: Proposal, *, recommends: bool) -> int:
+    """Return how often a probe is timed. On an accelerator, whose clock must rise first, it takes longer than the steps
+    that the peak needs, so probes are not timed if batches are timed later.
 
     A function or a script makes its own steps, of which the probe ends at a good one.
     """
     if proposal.kind == "timing":
         return _SPEED_READINGS
     on_accelerator = session.inspection.hardware.kind != "cpu" and session.inspection.kind == "workload"
-    is_confirmed = session.request.max_batch_options.confirm_steps != 0
-    return 0 if on_accelerator and proposal.kind in ("probe", "headroom") and is_confirmed else 1
+    are_timed_later = recommends and session.request.max_batch_options.confirm_steps != 0
+    return 0 if on_accelerator and proposal.kind in ("probe", "headroom") and are_timed_later else 1
 
 
 class Plans:

@@ -358,7 +358,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             is_again = any(job.kind == "timing" and job.batch_size == batch_size for job in done)
             why = f"reading {number} of at most {recommended_batch.READINGS}" if is_again else "it may be recommended"
             return proposal(batch_size, "timing", f"to time it: {why}")
-        if batches and batches[0] not in readings:
+        if batches and not any(job.batch_size == batches[0] and job.fits and job.kind != "confirm" for job in done):
             return proposal(batches[0], "multiple", "to recommend it")
         return None
 

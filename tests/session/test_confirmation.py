@@ -112,18 +112,19 @@ def test_where_the_probes_took_long_the_confirmation_may_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "target", "confirm_steps", "readings"),
+    ("device", "target", "confirm_steps", "recommends", "readings"),
     [
-        ("simulated", "workload", None, 0),
-        ("simulated", "workload", 0, 1),
-        ("simulated", "command", None, 1),
-        ("cpu", "workload", None, 1),
+        ("simulated", "workload", None, True, 0),
+        ("simulated", "workload", None, False, 1),
+        ("simulated", "workload", 0, True, 1),
+        ("simulated", "command", None, True, 1),
+        ("cpu", "workload", None, True, 1),
     ],
 )
-def test_on_an_accelerator_a_probe_is_timed_only_for_its_speed(
-    device: str, target: str, confirm_steps: int | None, readings: int
+def test_on_an_accelerator_a_probe_is_not_timed_if_batches_are_timed_later(
+    device: str, target: str, confirm_steps: int | None, recommends: bool, readings: int
 ) -> None:
-    """Without a confirmation run, the max batch would have no speed. A script is never asked for steps of its own."""
+    """A script makes its own steps."""
 
     class Runner(SimulatedRunner):
         def inspect(self, job: Job) -> Inspection:
@@ -132,7 +133,10 @@ def test_on_an_accelerator_a_probe_is_timed_only_for_its_speed(
 
     asked = request(Job(workload=DIGITS, memory_budget_bytes=BUDGET), confirm_steps=confirm_steps)
     session = Session.prepare(asked, ("fp32",), runner=Runner(), uses_stores=False)
-    job, timing = (probe_jobs.job_of(session, Proposal("fp32", 8, kind, ""), BUDGET) for kind in ("probe", "timing"))
+    job, timing = (
+        probe_jobs.job_of(session, Proposal("fp32", 8, kind, ""), BUDGET, recommends=recommends)
+        for kind in ("probe", "timing")
+    )
     assert (job.speed_readings, timing.speed_readings) == (readings, 3)
 
 
