@@ -6,7 +6,8 @@ device takes at most 5 probes for any max batch; doubling and bisection takes 2Â
 first batch and the slope: then 3 probes are enough, one below the max batch, one at it and one above.
 
 In PyTorch's caching allocator, whether a batch fits is not a matter of a line: it depends on how its storages fill
-segments. There the plan simulates the allocator. If the device needs as much as simulated, 2 probes are enough.
+segments. There the plan simulates the allocator. If the device needs as much as simulated, 2 probes are enough. Without
+a plan, allocated memory gives an upper bound, and the search bisects below it: 10 probes in the median, up to 16.
 
 No search can tell n batches apart in fewer than log2(n) probes if the measurements do not distinguish them. Examples:
 memory jumps at the max batch, which is an unknown one of n batches, or noise hides n of them.
@@ -45,6 +46,14 @@ _LEVEL = 128
 """A simulated allocator that was wrong is corrected by 1/128 of the budget, then by twice the error so far."""
 _LONGEST_STEP = 7
 """After a batch that fits although simulated not to, the next is at most 1/2**7 larger; twice as much each time."""
+_GAPS_BYTES = 20 * 2**20
+"""Memory that a caching allocator holds beside tensors, from which on it fills its segments with gaps."""
+_FILLED, _GAP = 0.94, 0.03
+"""The usual part of the memory that tensors fill at the max batch, and its usual error."""
+_NEAR = 0.8
+"""Tensors fill at least this part of the memory at the max batch."""
+_ROUNDER = 4
+"""A batch is taken for the max batch if a power of 2 divides it that is this many times the open range."""
 _BISECT_AFTER = range(12, 10_000, 2)
 """Numbers of probes after which the search bisects. It then ends within 2Â·log2(remaining batches) on any device."""
 
@@ -173,7 +182,7 @@ def explore(
         guess = _by_simulation(hint.memory, fitting, failing, floor, ceiling, budget_bytes)
     if guess is None and not fitting:
         guess = _before_anything_fits(ceiling, hint, any_failed=bool(failing))
-    elif guess is None and (bisects or hint.memory or any(probe.peak_bytes is None for probe in metered)):
+    elif guess is None and (bisects or any(probe.peak_bytes is None for probe in metered)):
         guess = _by_bisection(floor, ceiling, any_failed=bool(failing))
     elif guess is None:
         assert budget_bytes is not None
@@ -271,6 +280,8 @@ def _by_memory(
 ) -> Next:
     """Return the batch at which the line through the fitting batches reaches the budget, or correct a wrong line."""
     points = _points(fitting)
+    if (guess := _in_segments(fitting, points, failing, ceiling, budget_bytes)) is not None:
+        return guess
     room_bytes = _usable_bytes(fitting, budget_bytes)
     floor = points[-1].batch_size
     if len(points) == 1 and hint.fixed_bytes is not None and hint.fixed_bytes < points[0].size_bytes:
@@ -310,6 +321,50 @@ def _by_memory(
     if line is planned:
         return to(*_below_the_plan(crossing, floor, failing))
     return to(*_below_a_surprise(line, crossing, points, failing, budget_bytes, room_bytes))
+
+
+def _in_segments(
+    fitting: list[Probe], points: list[Point], failing: list[Probe], ceiling: int, budget_bytes: int
+) -> Next | None:
+    """Return the next batch in a caching allocator whose use of its segments is unknown; None for other devices.
+
+    The allocated memory is a line, whose end is an upper bound: gaps between tensors cost up to a fifth of the memory.
+    From there on the search bisects, at round numbers: tensors fill segments exactly at multiples of powers of 2.
+    """
+    largest = fitting[-1]
+    unused = (largest.peak_bytes or 0) - (largest.allocated_bytes or largest.peak_bytes or 0)
+    line = Line(points[0].batch_size, points[-1], points[0].slope_to(points[-1])) if len(points) > 1 else None
+    is_kernel = bool(failing) and failing[0].status is JobStatus.KERNEL_LIMIT
+    if unused < _GAPS_BYTES or line is None or line.slope_bytes <= 0 or is_kernel:
+        return None
+    floor, full = largest.batch_size, line.reaches(budget_bytes)
+    end = min(ceiling, full + 1)
+    span = end - floor
+
+    def to(low: float, high: float, reason: str) -> Next:
+        batch_size = _roundest(max(int(low), floor + 1), max(int(high), floor + 1))
+        return Next(batch_size, reason, round(line.at(batch_size)))
+
+    if span <= 1:
+        return to(floor + 1, floor + 1, f"{floor} fits although predicted not to; trying more")
+    if floor < _NEAR * end:
+        if ceiling > full:
+            share = f"{full} would fill the memory without gaps between tensors; trying slightly less"
+            return to((_FILLED - _GAP / 2) * full, (_FILLED + _GAP / 2) * full, share)
+        part = 1 - _GAP * 2 ** (sum(probe.batch_size <= full for probe in failing) - 1)
+        if part * ceiling > floor:
+            less = f"{ceiling} does not fit; trying less"
+            return to((part - _GAP / 3) * ceiling, (part + _GAP / 3) * ceiling, less)
+    if _roundest(floor, end - 1) == floor and (floor & -floor) >= _ROUNDER * span:
+        proof = to(floor + 1, floor + 1, f"one more than {floor}, to prove the max batch")
+        return dataclasses.replace(proof, should_fit=False)
+    which = "which does not" if end == ceiling else "which would fill the memory"
+    return to(floor + span / 4, floor + 3 * span / 4, f"between {floor}, which fits, and {end}, {which}")
+
+
+def _roundest(low: int, high: int) -> int:
+    """Return the number from `low` to `high` that the largest power of 2 divides."""
+    return next(high >> bits << bits for bits in range(high.bit_length(), -1, -1) if high >> bits << bits >= low)
 
 
 def _by_the_plan(points: list[Point], failing: list[Probe], hint: Hint, room_bytes: float) -> Line | None:

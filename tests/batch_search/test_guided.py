@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 from simulated_memory import Device
 
 from amp_track.batch_search.search import Hint, Limit, MaxBatch, Probe, explore
+from amp_track.config.job import Job
 from amp_track.memory_plan.allocator import CachingAllocator, SimulatedOutOfMemory
+from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.memory_plan.predict import ReplayedMemory, forecast
-from amp_track.memory_plan.replay import TraceFamily, fits, replayed
+from amp_track.memory_plan.replay import TraceFamily, fits, replayed, with_workspaces
 from amp_track.records.result import JobStatus
+from benchmarks import models
 
 BUDGET = 512 * MIB
 
@@ -147,17 +151,21 @@ def net_of(seed: int, layers: int) -> TraceFamily:
     return family
 
 
-def search_on_a_gpu(family: TraceFamily, more_bytes: int, *, most: int = 10**6) -> tuple[MaxBatch, list[Probe]]:
+def search_on_a_gpu(
+    family: TraceFamily, more_bytes: int, *, budget: int = BUDGET, most: int = 10**6, has_plan: bool = True
+) -> tuple[MaxBatch, list[Probe]]:
     """Search on a device whose allocator is the simulated one, and whose libraries take `more_bytes` beside the plan's.
 
     The search itself sees the peaks that PyTorch reports, and the plan.
     """
-    planned = forecast(family, BUDGET, most=most, on_cuda=True)
-    hint = Hint(planned.batch_size, slope_bytes=planned.slope_bytes, memory=ReplayedMemory(family, most=most))
+    hint = Hint(8)
+    if has_plan:
+        planned = forecast(family, budget, most=most, on_cuda=True)
+        hint = Hint(planned.batch_size, slope_bytes=planned.slope_bytes, memory=ReplayedMemory(family, most=most))
     probes: list[Probe] = []
-    while not isinstance(step := explore(probes, Limit(most, "dataset"), budget_bytes=BUDGET, hint=hint), MaxBatch):
+    while not isinstance(step := explore(probes, Limit(most, "dataset"), budget_bytes=budget, hint=hint), MaxBatch):
         assert step.batch_size not in {probe.batch_size for probe in probes}, "no batch is probed twice"
-        allocator = CachingAllocator(BUDGET - more_bytes)
+        allocator = CachingAllocator(budget - more_bytes)
         try:
             replayed(family.first, family.sizes_at(step.batch_size), allocator)
         except SimulatedOutOfMemory:
@@ -194,6 +202,34 @@ def test_a_constant_error_usually_costs_two_probes() -> None:
     taken.sort()
     assert taken[50] <= 4
     assert taken[90] <= 7
+
+
+@pytest.fixture(scope="module")
+def nets() -> list[TraceFamily]:
+    """Nets whose temporary tensors leave gaps in the segments of the allocator."""
+    found = []
+    for workload, precision in itertools.product((models.Cnn(), models.UNet(), models.Transformer()), ("fp32", "amp")):
+        job = Job(workload="any", learning_rate=1e-3, batch_size=8)
+        step = FakeStep(job, workload, workload.example(2), as_cuda=True)
+        traces = (with_workspaces(step.trace(precision, batch).with_next_step(), 32 * MIB) for batch in (4, 8))
+        family = TraceFamily.through(*traces)
+        assert family is not None
+        found.append(family)
+    return found
+
+
+@pytest.mark.parametrize(("has_plan", "usual", "most"), [(True, 4, 6), (False, 11, 17)])
+def test_probes_of_nets_with_gaps_between_their_tensors(
+    nets: list[TraceFamily], has_plan: bool, usual: int, most: int
+) -> None:
+    """A line through the measurements took up to 34, with a plan and without."""
+    taken = sorted(
+        len(search_on_a_gpu(net, more * MIB, budget=6 * 1024 * MIB, has_plan=has_plan)[1])
+        for net in nets
+        for more in (0, 8, 24, 48)
+    )
+    assert taken[len(taken) // 2] <= usual
+    assert taken[-1] <= most
 
 
 @given(seed=st.integers(0, 10**6), limit=st.integers(1, 3000), kernel=st.integers(1, 3000))
