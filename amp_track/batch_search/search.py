@@ -97,7 +97,10 @@ class SimulatedMemory(Protocol):
         ...
 
     def largest_within(self, limit_bytes: int, *, above: int = 0, below: int | None = None) -> int:
-        """Return the largest batch between two bounds that runs within a limit, or `above` if none does."""
+        """Return a large batch between two bounds that runs within a limit, or `above` if none does.
+
+        One more sample does not run. A much larger batch may: memory does not always rise with the batch.
+        """
         ...
 
 
@@ -156,7 +159,7 @@ def explore(
 
     A batch that ran once and failed once counts as failed, because a max batch must be reliable. Without
     `budget_bytes`, the memory that a batch may take, no line can be used, and the search doubles and bisects.
-    With `from_above`, one sample more than a predicted max batch is tried before it.
+    With `from_above`, one sample more than a max batch that a line predicts is tried before it.
     """
     probes = list(probes)
     over = [probe.batch_size - 1 for probe in probes if probe.status is JobStatus.OVER_DATASET]

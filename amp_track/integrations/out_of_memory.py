@@ -281,7 +281,7 @@ class OutOfMemoryWatch:
             precisions=precisions,
             batch_size=self._samples(),
             is_cuda=self._is_cuda,
-            compute_capability=torch.cuda.get_device_capability() if self._is_cuda else None,
+            compute_capability=torch.cuda.get_device_capability() if self._is_cuda and not torch.version.hip else None,
         )
         return [plan_precision(step, each, task) for each in task.precisions]
 

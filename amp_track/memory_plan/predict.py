@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _TRACED = 4, 8
 """Batch sizes of the first two traces: large enough not to be special cases."""
 _OF_BUDGET = 0.85
-"""Fraction of the budget that the first probe should use. Kernels need additional memory: 10 % more than the tensors of
-a U-Net, on a CPU. A first probe that runs out of memory gives little information."""
+"""Fraction of the budget that the first probe should use, elsewhere than on CUDA. Kernels need additional memory: 10 %
+more than the tensors of a U-Net, on a CPU. A first probe that runs out of memory gives little information."""
 _LIBRARIES_BYTES = 24 * 2**20
 """Memory of a CPU's budget that libraries use in addition to tensors: 5 to 25 MiB with the models of
 benchmarks/models.py. Of a budget under 48 MiB, half is reserved for them, so that a small model is not predicted to
@@ -259,7 +259,10 @@ class ReplayedMemory:
         return self._needed(batch_size)
 
     def largest_within(self, limit_bytes: int, *, above: int = 0, below: int | None = None) -> int:
-        """Return the largest batch between two bounds that runs within a limit, or `above` if none does."""
+        """Return a large batch between two bounds that runs within a limit, or `above` if none does.
+
+        It is the largest of steps of 1/64, and one more sample does not run.
+        """
         below = self._most + 1 if below is None else below
         start = bisect_largest(lambda size: self._alive(size) <= limit_bytes, above=above, below=below)
         return bisect_down(lambda size: self._fits(size, limit_bytes), above=above, start=start)

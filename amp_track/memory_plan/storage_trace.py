@@ -23,16 +23,9 @@ from amp_track.memory_plan.torch_internals import (
 from amp_track.records.plan import OPTIMIZER, Category, Phase, Storage
 
 _BLAS = {
-    aten.mm,
-    aten.addmm,
-    aten.bmm,
-    aten.baddbmm,
-    aten.addbmm,
-    aten.mv,
-    aten.addmv,
-    aten.dot,
-    aten._addmm_activation,
-}
+    aten.mm, aten.addmm, aten.addmm_, aten.bmm, aten.baddbmm, aten.baddbmm_, aten.addbmm, aten.addbmm_, aten.mv,
+    aten.addmv, aten.addmv_, aten.dot, aten.vdot, aten._addmm_activation, aten._scaled_mm,
+}  # fmt: skip
 """Operations that call cuBLAS: https://docs.pytorch.org/docs/stable/notes/cuda.html#cublas-workspaces"""
 
 

@@ -65,7 +65,7 @@ class PrecisionResult:
     bytes_needed: int | None = None
     """The memory that one sample needs, if not even one fits."""
     plan_error: float | None = None
-    """The relative error of the memory plan at the first probe; None without a plan, or if the probe failed."""
+    """The relative error of the memory plan at the first probe that fits; None without a plan."""
 
     @property
     def why_unsupported(self) -> str | None:
@@ -79,12 +79,12 @@ class PrecisionResult:
 
     @property
     def throughput(self) -> tuple[tuple[int, float], ...]:
-        """(batch size, median samples per second) of every batch that ran, in ascending order."""
+        """(batch size, median samples per second) of every batch that was timed, in ascending order."""
         return tuple((batch_size, median(own)) for batch_size, own in self.readings.items())
 
     @property
     def best_speed(self) -> float:
-        """The best samples per second of a batch that ran, which one disturbed reading does not lower; 0 for none."""
+        """The best samples per second of a timed batch, which one disturbed reading does not lower; 0 for none."""
         return max((speed for _, speed in self.throughput), default=0.0)
 
     @property

@@ -163,7 +163,7 @@ def _readings_of(session: Session, proposal: Proposal, *, recommends: bool) -> i
     """Return how often a probe is timed. On an accelerator, whose clock must rise first, it takes longer than the steps
     that the peak needs, so probes are not timed if batches are timed later.
 
-    A function or a script makes its own steps, of which the probe ends at a good one.
+    A function or a script makes its own steps, which cannot be repeated, so some are timed.
     """
     if proposal.kind == "timing":
         return _SPEED_READINGS

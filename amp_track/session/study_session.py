@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MAXIMIZE: Direction = "maximize"
 _SOURCE = "workload source"
 """The setting that another version of the target's files changes."""
-_METER_VERSION = 7
+_METER_VERSION = 8
 """Increase it when limits, memory metering or confirmation runs change: max batches found before no longer hold."""
 _MOST_DRIFT = 0.05
 """Relative change of free memory above which a study without a memory budget prints a warning."""

@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter
 
 from amp_track.batch_search import recommended_batch
-from amp_track.batch_search.search import Hint, Limit, MaxBatch, Next, Probe, explore, line_of
+from amp_track.batch_search.search import Hint, Limit, MaxBatch, Next, Probe, SimulatedMemory, explore, line_of
 from amp_track.config.precisions import PRECISIONS
 from amp_track.memory_plan.predict import ReplayedMemory
 from amp_track.memory_plan.replay import TraceFamily
@@ -42,9 +42,9 @@ _DRAWN_FACTOR = 9 / 8
 _MOST_RUNS_AT_THE_MAX_BATCH = 5
 """Number of fresh processes in which a max batch runs, with the confirmation run, if no two of them take equal memory.
 """
-_MOST_HEADROOM_PROBES = 2
+_MOST_HEADROOM_PROBES = 3
 _HEADROOM_STEP = 1 / 128
-"""Fraction of the budget by which a failed prediction is corrected at least."""
+"""Fraction of the budget by which a first wrong prediction is corrected; the second one by three times as much."""
 _RIVAL = 0.8
 """A precision below this fraction of the best speed is not recommended, so its batches are not timed."""
 
@@ -67,7 +67,7 @@ class Proposal:
     predicted_bytes: int | None = None
     should_fit: bool = True
     is_planned: bool = False
-    """Whether a memory plan chose it, before the first measurement."""
+    """Whether a memory plan chose it, before any batch fitted."""
     training_batch_size: int = 0
     """The batch of the training before an evaluation whose batch is probed."""
 
@@ -319,75 +319,84 @@ class BatchSampler(optuna.samplers.BaseSampler):
         Raises:
             Busy: every remaining probe is of a precision that another search worker is timing.
         """
-        found = {name: max_batch for name in self.goal.precisions if (max_batch := self.max_batch(done, name))}
-        speeds = {  # also of a confirmation run and of probes that were not timed, which are no faster than others
-            name: max(
-                (job.job_result.samples_per_second or job.job_result.cold_samples_per_second or 0.0
-                 for job in done[name] if job.fits),
-                default=0.0,
-            )
-            for name in found
-        }  # fmt: skip
-        fastest = max(speeds.values(), default=0.0)
-        rivals = [name for name, speed in speeds.items() if speed >= _RIVAL * fastest and found[name].batch_size]
-        proposals = [
-            job for name in rivals if (job := self._reading(name, done[name], headroom[name], found[name])) is not None
-        ]
+        found = {
+            name: max_batch
+            for name in self.goal.precisions
+            if (max_batch := self.max_batch(done, name)) and max_batch.batch_size
+        }
+        speeds = {name: _best_speed(done[name]) for name in found}
+        fastest = max((speed for speed in speeds.values() if speed is not None), default=0.0)
+
+        def readings(names: Iterable[str]) -> list[Proposal]:
+            steps = (self._reading(name, done, headroom[name], found[name]) for name in names)
+            return [step for step in steps if step is not None]
+
+        # Precisions without a speed come first, to see whether they are rivals.
+        proposals = readings(name for name, speed in speeds.items() if speed is None) or readings(
+            name for name, speed in speeds.items() if speed is not None and speed >= _RIVAL * fastest
+        )
         free = [proposal for proposal in proposals if proposal.precision not in running]
         if proposals and not free:
             raise Busy
         return free[0] if free else None
 
-    def _reading(self, precision: str, done: list[Done], headroom: list[Done], max_batch: MaxBatch) -> Proposal | None:
+    def _reading(
+        self, precision: str, done: Mapping[str, list[Done]], headroom: list[Done], max_batch: MaxBatch
+    ) -> Proposal | None:
         """Return the next probe for the batch to recommend at one precision; None if it is known."""
-        largest = largest_with_headroom(done, max_batch.batch_size, self.goal.recommended_bytes)
-        readings, line = readings_of(done), line_of(_probes(done, _MEASURED))
+        own = done[precision]
+        largest = largest_with_headroom(own, max_batch.batch_size, self.goal.recommended_bytes)
+        readings, line = readings_of(own), line_of(_probes(own, _MEASURED))
 
         def proposal(batch_size: int, kind: str, reason: str) -> Proposal:
             predicted = round(line.at(batch_size)) if line is not None else None
             return Proposal(precision, batch_size, kind, reason, predicted)
 
-        if len(headroom) < _MOST_HEADROOM_PROBES and largest not in {job.batch_size for job in headroom}:
-            above = self._with_headroom(precision, done, headroom, max_batch) if largest < max_batch.batch_size else 0
-            if above > largest and all(above != job.batch_size for job in headroom):
-                return proposal(above, "headroom", "predicted to leave the recommended headroom")
+        is_timing = any(job.kind == "timing" for job in own)
+        tried = {job.batch_size for job in headroom}
+        if not is_timing and len(tried) < _MOST_HEADROOM_PROBES and largest not in tried:
+            above = self._with_headroom(own, headroom, max_batch)
+            # Only then a memory plan, which takes seconds in a process that has made none.
+            if above > largest and (memory := self._hint(done, precision).memory) is not None:
+                above = self._with_headroom(own, headroom, max_batch, memory=memory)
+            if above > largest:
+                return proposal(above, "headroom", "within a smaller budget, to leave headroom")
         batches = self.goal.candidates(largest or max_batch.batch_size)
         batch_size = recommended_batch.next_to_time(readings, batches) if self.goal.confirm else None
         if batch_size is not None:
             number = len(readings.get(batch_size, ())) + 1
-            is_again = any(job.kind == "timing" and job.batch_size == batch_size for job in done)
+            is_again = any(job.kind == "timing" and job.batch_size == batch_size for job in own)
             why = f"reading {number} of at most {recommended_batch.READINGS}" if is_again else "it may be recommended"
             return proposal(batch_size, "timing", f"to time it: {why}")
-        if batches and not any(job.batch_size == batches[0] and job.fits and job.kind != "confirm" for job in done):
+        if batches and batches[0] not in readings:
             return proposal(batches[0], "multiple", "to recommend it")
         return None
 
-    def _with_headroom(self, precision: str, done: list[Done], headroom: list[Done], max_batch: MaxBatch) -> int:
-        """Return the candidate that is predicted to take the recommended memory; 0 if there is none."""
-        probes = _probes(done, _MEASURED)
-        line, room = line_of(probes), self.goal.recommended_bytes
-        if room is None:
+    def _with_headroom(
+        self, done: list[Done], headroom: list[Done], max_batch: MaxBatch, *, memory: SimulatedMemory | None = None
+    ) -> int:
+        """Return the candidate that is predicted to take the recommended memory; 0 if there is none.
+
+        Each failure asks for more spare memory, and for a smaller batch.
+        """
+        room_bytes = self.goal.recommended_bytes
+        if room_bytes is None:
             return 0
-        if (memory := self._memories.get(precision)) is not None:
-            spare_bytes = self.goal.budget_bytes - room + len(headroom) * int(_HEADROOM_STEP * self.goal.budget_bytes)
-            limit_bytes = memory.needed_bytes(max_batch.batch_size) - spare_bytes
-            batch_size = memory.largest_within(limit_bytes, below=max_batch.batch_size + 1)
-            return next(iter(self.goal.candidates(batch_size)), 0)
-        if line is None:
-            return 0
-        # The budget's meter counts blocks that the finer one, which the line is of, does not.
-        unused = max(
-            max((each.peak_bytes or 0) - (each.allocated_bytes or each.peak_bytes or 0), 0)
-            for each in probes
-            if each.fits
-        )
-        batch_size = min(line.reaches(room - unused if unused < room else room), max_batch.batch_size)
-        for job in headroom:  # a probe that took more corrects the prediction
-            wanted = job.job_result.peak_bytes if job.fits else job.job_result.wanted_bytes
-            if (over_bytes := (wanted or 0) - room) > 0 or not job.fits:
-                over_bytes = max(over_bytes, int(_HEADROOM_STEP * room))
-                batch_size = min(batch_size, job.batch_size - math.ceil(over_bytes / line.slope_bytes))
-        return next(iter(self.goal.candidates(batch_size)), 0)
+        goal, line = self.goal, line_of(_probes(done, _MEASURED))
+        below = min((job.batch_size for job in headroom), default=max_batch.batch_size + 1)
+        spare_bytes = (2 ** len(headroom) - 1) * int(_HEADROOM_STEP * goal.budget_bytes)
+        is_full = max_batch.bound == "memory"  # whatever a meter says of its memory
+        if is_full:
+            spare_bytes += goal.budget_bytes - room_bytes
+        if memory is not None:
+            taken_bytes = memory.needed_bytes(max_batch.batch_size) if is_full else room_bytes
+            batch_size = memory.largest_within(taken_bytes - spare_bytes, below=below)
+        elif line is not None:
+            taken_bytes = round(line.at(max_batch.batch_size)) if is_full else room_bytes
+            batch_size = min(line.reaches(taken_bytes - spare_bytes), below - 1)
+        else:  # only one batch ran: as if all memory were proportional to the batch
+            batch_size = min(int(max_batch.batch_size * (1 - spare_bytes / goal.budget_bytes)), below - 1)
+        return next(iter(goal.candidates(max(batch_size, 0))), 0)
 
     def _explore(
         self, done: Mapping[str, list[Done]], precision: str, running: Sequence[Proposal]
@@ -571,8 +580,8 @@ def by_precision(done: Sequence[Done], kind: str | None = None) -> defaultdict[s
     """Return the jobs of each precision: those of one kind, or those that prove or disprove its max batch."""
     jobs = defaultdict[str, list[Done]](list)
     for job in done:
-        fails_below = job.kind == "headroom" and not job.fits  # in a smaller budget
-        if job.kind == kind or (kind is None and job.kind not in (TYPICAL, EVAL) and not fails_below):
+        fails_in_less = job.kind == "headroom" and not job.fits  # in a smaller budget than the max batch has
+        if job.kind == kind or (kind is None and job.kind not in (TYPICAL, EVAL) and not fails_in_less):
             jobs[job.precision].append(job)
     if kind is None:
         for precision, typical in by_precision(done, TYPICAL).items():
@@ -593,6 +602,16 @@ def _disproving(typical: list[Done]) -> list[Done]:
 def size_ratio(done: Iterable[Done]) -> float | None:
     """Return the size of the largest samples relative to the mean; None if samples do not differ in size."""
     return next((job.job_result.size_ratio for job in done if job.job_result.size_ratio is not None), None)
+
+
+def _best_speed(done: Iterable[Done]) -> float | None:
+    """Return the best samples per second of probes and of timing; None if none was timed.
+
+    Runs at a max batch are left out: an allocator without memory to spare may make them several times slower.
+    """
+    timed = [job for job in done if job.fits and job.kind in ("probe", "timing")]
+    speeds = [job.job_result.samples_per_second or 0.0 for job in timed if not job.job_result.cold_samples_per_second]
+    return max(speeds, default=None)
 
 
 def readings_of(done: Iterable[Done]) -> dict[int, list[float]]:

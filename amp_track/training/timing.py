@@ -17,8 +17,8 @@ T = TypeVar("T")
 _SECONDS, _MOST_STEPS = 0.2, 50
 """Seconds that give samples/s within a few percent on a device without a queue, and the most steps."""
 _QUEUE_SECONDS, _MOST_QUEUED_STEPS = 0.6, 4096
-"""The same with a queue, of which the last half is timed: a GPU idles at a low clock (an H200 at 345 MHz), and takes a
-while to raise it. After a second, rounds of a second differ by 0.02 % (an H100, ResNet-50)."""
+"""The same with a queue, of which the last half is timed if the steps are short: a GPU idles at a low clock (an H200 at
+345 MHz), and takes a while to raise it. Readings of a ResNet-18 then differ by 3 % (an H100, n=3)."""
 _UNTIMED_STEPS = 3
 """Steps after the first two, if none is timed: the fragmentation of a caching allocator builds up over about five."""
 
@@ -172,8 +172,7 @@ def make_full_steps(
         step = _loaded_step(second, train_on, device)
         loads += step.load_seconds
         while needs_more():
-            step.again(train_on)
-            device.synchronize()
+            cold_seconds += _seconds_of(1, step, train_on, device)
         if not readings:
             seconds = _seconds_of(_UNTIMED_STEPS, step, train_on, device)
             return FullStepsTiming(

@@ -33,8 +33,8 @@ _RECORD_SECONDS = 5.0
 """Interval at which the losses of a long epoch are fetched from the device and sent."""
 _RECORD_STEPS_TOGETHER = 50
 """The same interval in optimizer steps for several ranks, which wait for each other to add up their losses."""
-_MOST_SKIPPED_STEPS = 24
-"""GradScaler halves its first scale of 2**16 with each overflow: after 24 it scales nothing up."""
+_MOST_SKIPPED_STEPS = 17
+"""GradScaler halves its first scale of 2**16 with each overflow. After 16 it is 1: gradients overflow by themselves."""
 _SEEDS_APART = 1_000_003
 """Distance between the seeds of ranks: larger than the differences between seeds that people compare."""
 
@@ -335,7 +335,8 @@ class Trainer:
 
         GradScaler's first scale overflows in the first steps of many models.
         """
-        if self._step.history is None or self._step.steps >= _MOST_SKIPPED_STEPS:
+        most = min(_MOST_SKIPPED_STEPS, self._batches.total_steps)
+        if self._step.history is None or self._step.steps >= most:
             return False
         self._accumulator.read()
         return self._accumulator.skipped_steps == self._step.steps

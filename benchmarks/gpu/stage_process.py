@@ -25,7 +25,7 @@ TIME_IS_UP, MORE_LEFT = 4, 5
 """Exit codes: no time for another row; the remaining rows need another process."""
 _IDLE_LIMIT_SECONDS = 300.0  # of all but rows: imports, the collection of tests
 # Budgets first, which every max batch depends on; then what takes seconds; searches, which take minutes, at the end.
-_TEST_ORDER = ("training/devices", "training/amp", "integrations/", "training", "experiments", "integration/", "runner")
+_TEST_ORDER = ("training/devices", "training/amp", "integrations/", "training", "experiments", "integration/", "")
 _CUDA_ERRORS = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "CUDNN_STATUS", "device-side assert")
 
 

@@ -259,7 +259,7 @@ class TestMaxBatches:
         assert {job.probe_to_the_end for job in probed} == {are_whole}
 
     @pytest.mark.parametrize(
-        ("epochs", "probes"), [(1, [False, True]), pytest.param(2, [True], marks=pytest.mark.nightly)]
+        ("epochs", "probes"), [(1, [False, True]), pytest.param(2, [True, True], marks=pytest.mark.nightly)]
     )
     def test_a_multiple_that_only_such_a_probe_has_run_is_probed_to_the_end(
         self, epochs: int, probes: list[bool]
@@ -333,7 +333,7 @@ class TestMaxBatches:
         assert (choice.precision, choice.batch_size, choice.readings) == ("amp", largest // 32 * 8, 2)
         assert {len(found.readings[batch]) for batch in found.compared} == {2}
         kinds = [trial.user_attrs["kind"] for trial in trials()]
-        assert (kinds.count("headroom"), kinds.count("timing")) == (1, 6)
+        assert (kinds.count("headroom"), kinds.count("timing")) == (2, 7), "fp32 is timed once, and too slow"
         assert result.max_batch == {"fp32": LARGEST, "amp": (BUDGET - 2 * MEBIBYTE) // 21_000}, "facts stay"
         assert result.as_json()["recommended"]["batch_size"] == choice.batch_size
         again = SimulatedRunner()

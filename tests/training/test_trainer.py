@@ -105,3 +105,17 @@ def test_a_probe_with_one_full_step_makes_the_smaller_one_too(runner: JobRunner,
 
 def test_an_epoch_that_is_cut_short_ends_with_its_smaller_batch_and_goes_on(runner: JobRunner, tmp_path: Path) -> None:
     assert sizes_trained(runner, tmp_path, batch_size=3, steps=4, epoch_steps=2) == [3, 2, 3, 2]
+
+
+def test_a_probe_under_amp_repeats_its_steps_until_the_optimizer_has_a_state(runner: JobRunner) -> None:
+    """One sample in eleven overflows at GradScaler's first scale, so every step of 24 samples does."""
+    options = (("spike", "10000"), ("fused", "False"))
+    asked = Job(workload=str(WORKLOADS / "spiky.py"), options=options, precision="amp", device="cpu", batch_size=24)
+    asked = dataclasses.replace(asked, probe=True, speed_readings=0)
+    job = resolve(asked, runner.inspect(asked))
+    found = runner.run(job)
+    assert 5 < found.skipped_steps < found.steps
+    assert found.samples_per_second is None
+    assert found.cold_samples_per_second
+    few = runner.run(dataclasses.replace(job, epochs=None, steps=2))
+    assert few.steps == few.skipped_steps == 5, "a training of two steps has no state either"

@@ -33,10 +33,10 @@ class Net(nn.Module):
 class Samples(Dataset[Any]):
     """One sample in eleven overflows float16 gradients at a high scale, while the loss stays finite."""
 
-    def __init__(self, count: int, noise: float) -> None:
+    def __init__(self, count: int, noise: float, spike: float) -> None:
         generator = torch.Generator().manual_seed(1)
         self._inputs = torch.randn(count, 16, generator=generator)
-        self._inputs[::11] *= 300
+        self._inputs[::11] *= spike
         self._targets = torch.arange(count) % 4
         self._noise = noise
 
@@ -51,6 +51,8 @@ class Samples(Dataset[Any]):
 @dataclass(frozen=True)
 class Spiky(Workload):
     fused: bool = True
+    spike: float = 300.0
+    """The size of the sample that overflows."""
     learning_rate: float = 1e-2
     batch_size: int = 8
     epochs: int = 4
@@ -59,10 +61,10 @@ class Spiky(Workload):
         return Net()
 
     def train_data(self) -> Dataset[Any]:
-        return Samples(61, 0.1)
+        return Samples(61, 0.1, self.spike)
 
     def eval_data(self) -> Dataset[Any]:
-        return Samples(16, 0.0)
+        return Samples(16, 0.0, self.spike)
 
     def optimizer(self, parameters: Any, lr: float) -> torch.optim.Optimizer:
         return torch.optim.Adam(parameters, lr=lr, fused=self.fused)

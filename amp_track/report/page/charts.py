@@ -105,7 +105,9 @@ def memory(fitted: MaxBatchResult) -> Chart | None:
     probes = [
         (probe, (probe.batch_size, size / MEBIBYTE))
         for probe in fitted.probes
-        if (size := probe.measured_bytes) and probe.kind not in ("typical", "eval")
+        if (size := probe.measured_bytes)
+        and probe.kind not in ("typical", "eval")
+        and (probe.job_result.fits or probe.kind != "headroom")  # which fails in a smaller budget
     ]
     if not probes:
         return None
