@@ -7,7 +7,8 @@ first batch and the slope: then 3 probes are enough, one below the max batch, on
 
 In PyTorch's caching allocator, whether a batch fits is not a matter of a line: it depends on how its storages fill
 segments. There the plan simulates the allocator. If the device needs as much as simulated, 2 probes are enough. Without
-a plan, allocated memory gives an upper bound, and the search bisects below it: 10 probes in the median, up to 16.
+a plan, allocated memory gives an upper bound, and the search bisects below it: 10 probes in the median, and 16 at most,
+of the nets in benchmarks/models.py.
 
 No search can tell n batches apart in fewer than log2(n) probes if the measurements do not distinguish them. Examples:
 memory jumps at the max batch, which is an unknown one of n batches, or noise hides n of them.
@@ -51,9 +52,11 @@ _GAPS_BYTES = 20 * 2**20
 _FILLED, _GAP = 0.94, 0.03
 """The usual part of the memory that tensors fill at the max batch, and its usual error."""
 _NEAR = 0.8
-"""Tensors fill at least this part of the memory at the max batch."""
+"""Tensors usually fill at least this part of the memory at the max batch."""
+_MOST_FAILURES = 3
+"""After so many failures the next one is below `_NEAR`."""
 _ROUNDER = 4
-"""A batch is taken for the max batch if a power of 2 divides it that is this many times the open range."""
+"""One more sample is tried if a power of 2 that divides the batch is this many times the open range."""
 _BISECT_AFTER = range(12, 10_000, 2)
 """Numbers of probes after which the search bisects. It then ends within 2·log2(remaining batches) on any device."""
 
@@ -331,36 +334,44 @@ def _in_segments(
 ) -> Next | None:
     """Return the next batch in a caching allocator whose use of its segments is unknown; None for other devices.
 
-    The allocated memory is a line, whose end is an upper bound: gaps between tensors cost up to a fifth of the memory.
-    From there on the search bisects, at round numbers: tensors fill segments exactly at multiples of powers of 2.
+    The allocated memory is a line, whose end is an upper bound: gaps between tensors usually cost up to a fifth of the
+    memory. From there on the search bisects, at round numbers: tensors often fill segments exactly at multiples of
+    large powers of 2.
     """
     largest = fitting[-1]
     unused = (largest.peak_bytes or 0) - (largest.allocated_bytes or largest.peak_bytes or 0)
     line = Line(points[0].batch_size, points[-1], points[0].slope_to(points[-1])) if len(points) > 1 else None
     is_kernel = bool(failing) and failing[0].status is JobStatus.KERNEL_LIMIT
-    if unused < _GAPS_BYTES or line is None or line.slope_bytes <= 0 or is_kernel:
+    in_segments = block_bytes(probe.peak_bytes for probe in fitting) >= SEGMENT_BYTES
+    if not in_segments or unused < _GAPS_BYTES or line is None or line.slope_bytes <= 0 or is_kernel:
         return None
     floor, full = largest.batch_size, line.reaches(budget_bytes)
     end = min(ceiling, full + 1)
     span = end - floor
+    failures = sum(probe.batch_size <= full for probe in failing)
+    if floor < _NEAR * end and failures > _MOST_FAILURES:  # the line is wrong
+        return None
 
     def to(low: float, high: float, reason: str) -> Next:
         batch_size = _roundest(max(int(low), floor + 1), max(int(high), floor + 1))
         return Next(batch_size, reason, round(line.at(batch_size)))
 
+    proof = to(floor + 1, floor + 1, f"one more than {floor}, to prove the max batch")
+    proof = dataclasses.replace(proof, should_fit=False)
     if span <= 1:
-        return to(floor + 1, floor + 1, f"{floor} fits although predicted not to; trying more")
+        return proof
+    if not failing and ceiling <= full:
+        return to(ceiling - 1, ceiling - 1, f"predicted max batch {full} is above the upper limit")
     if floor < _NEAR * end:
         if ceiling > full:
             share = f"{full} would fill the memory without gaps between tensors; trying slightly less"
             return to((_FILLED - _GAP / 2) * full, (_FILLED + _GAP / 2) * full, share)
-        part = 1 - _GAP * 2 ** (sum(probe.batch_size <= full for probe in failing) - 1)
+        part = 1 - _GAP * 2 ** (failures - 1)
         if part * ceiling > floor:
             less = f"{ceiling} does not fit; trying less"
             return to((part - _GAP / 3) * ceiling, (part + _GAP / 3) * ceiling, less)
     if _roundest(floor, end - 1) == floor and (floor & -floor) >= _ROUNDER * span:
-        proof = to(floor + 1, floor + 1, f"one more than {floor}, to prove the max batch")
-        return dataclasses.replace(proof, should_fit=False)
+        return proof
     which = "which does not" if end == ceiling else "which would fill the memory"
     return to(floor + span / 4, floor + 3 * span / 4, f"between {floor}, which fits, and {end}, {which}")
 

@@ -42,6 +42,9 @@ _DRAWN_FACTOR = 9 / 8
 _MOST_RUNS_AT_THE_MAX_BATCH = 5
 """Number of fresh processes in which a max batch runs, with the confirmation run, if no two of them take equal memory.
 """
+_TIMED = ("probe", "multiple", "timing")
+"""The kinds of jobs whose speed is compared between precisions on an accelerator. Runs at a max batch are not: an
+allocator without memory to spare may make them several times slower."""
 _MOST_HEADROOM_PROBES = 3
 _HEADROOM_STEP = 1 / 128
 """Fraction of the budget by which a first wrong prediction is corrected; the second one by three times as much."""
@@ -324,7 +327,9 @@ class BatchSampler(optuna.samplers.BaseSampler):
             for name in self.goal.precisions
             if (max_batch := self.max_batch(done, name)) and max_batch.batch_size
         }
-        speeds = {name: _best_speed(done[name]) for name in found}
+        # On a CPU a run at the limit is as fast as others.
+        kinds = _TIMED if self.goal.recommended_bytes is not None else (*_TIMED, "confirm", "repeat")
+        speeds = {name: _best_speed(done[name], kinds) for name in found}
         fastest = max((speed for speed in speeds.values() if speed is not None), default=0.0)
 
         def readings(names: Iterable[str]) -> list[Proposal]:
@@ -332,11 +337,13 @@ class BatchSampler(optuna.samplers.BaseSampler):
             return [step for step in steps if step is not None]
 
         # Precisions without a speed come first, to see whether they are rivals.
-        proposals = readings(name for name, speed in speeds.items() if speed is None) or readings(
-            name for name, speed in speeds.items() if speed is not None and speed >= _RIVAL * fastest
-        )
-        free = [proposal for proposal in proposals if proposal.precision not in running]
-        if proposals and not free:
+        untimed = readings(name for name, speed in speeds.items() if speed is None)
+        free = [proposal for proposal in untimed if proposal.precision not in running]
+        if free:
+            return free[0]
+        rivals = readings(name for name, speed in speeds.items() if speed is not None and speed >= _RIVAL * fastest)
+        free = [proposal for proposal in rivals if proposal.precision not in running]
+        if (untimed or rivals) and not free:
             raise Busy
         return free[0] if free else None
 
@@ -383,7 +390,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         if room_bytes is None:
             return 0
         goal, line = self.goal, line_of(_probes(done, _MEASURED))
-        below = min((job.batch_size for job in headroom), default=max_batch.batch_size + 1)
+        below = min([max_batch.batch_size + 1, *(job.batch_size for job in headroom)])
         spare_bytes = (2 ** len(headroom) - 1) * int(_HEADROOM_STEP * goal.budget_bytes)
         is_full = max_batch.bound == "memory"  # whatever a meter says of its memory
         if is_full:
@@ -604,14 +611,10 @@ def size_ratio(done: Iterable[Done]) -> float | None:
     return next((job.job_result.size_ratio for job in done if job.job_result.size_ratio is not None), None)
 
 
-def _best_speed(done: Iterable[Done]) -> float | None:
-    """Return the best samples per second of probes and of timing; None if none was timed.
-
-    Runs at a max batch are left out: an allocator without memory to spare may make them several times slower.
-    """
-    timed = [job for job in done if job.fits and job.kind in ("probe", "timing")]
-    speeds = [job.job_result.samples_per_second or 0.0 for job in timed if not job.job_result.cold_samples_per_second]
-    return max(speeds, default=None)
+def _best_speed(done: Iterable[Done], kinds: Sequence[str]) -> float | None:
+    """Return the best samples per second of jobs of these kinds; None if none was timed."""
+    timed = (job.job_result for job in done if job.fits and job.kind in kinds)
+    return max((each.samples_per_second for each in timed if each.samples_per_second is not None), default=None)
 
 
 def readings_of(done: Iterable[Done]) -> dict[int, list[float]]:
