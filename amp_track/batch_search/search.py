@@ -54,7 +54,7 @@ _FILLED, _GAP = 0.94, 0.03
 _NEAR = 0.8
 """Tensors usually fill at least this part of the memory at the max batch."""
 _MOST_FAILURES = 3
-"""After so many failures the next one is below `_NEAR`."""
+"""Failed probes after which the next batch would fill less than `_NEAR` of the memory."""
 _ROUNDER = 4
 """One more sample is tried if a power of 2 that divides the batch is this many times the open range."""
 _BISECT_AFTER = range(12, 10_000, 2)
@@ -182,17 +182,17 @@ def explore(
         return MaxBatch(floor, ceiling, bound)
     hint = hint or Hint()
     metered = sorted(fitting.values(), key=lambda probe: probe.batch_size)
+    target_bytes = budget_bytes if len(probes) not in _BISECT_AFTER else None
     guess: Next | None = None
-    bisects = budget_bytes is None or len(probes) in _BISECT_AFTER
-    if hint.memory is not None and budget_bytes is not None and not bisects:
-        guess = _by_simulation(hint.memory, fitting, failing, floor, ceiling, budget_bytes)
-    if guess is None and not fitting:
-        guess = _before_anything_fits(ceiling, hint, any_failed=bool(failing))
-    elif guess is None and (bisects or any(probe.peak_bytes is None for probe in metered)):
-        guess = _by_bisection(floor, ceiling, any_failed=bool(failing))
-    elif guess is None:
-        assert budget_bytes is not None
-        guess = _by_memory(metered, failing, ceiling, budget_bytes, hint, from_above=from_above)
+    if hint.memory is not None and target_bytes is not None:
+        guess = _by_simulation(hint.memory, fitting, failing, floor, ceiling, target_bytes)
+    if guess is None:
+        if not fitting:
+            guess = _before_anything_fits(ceiling, hint, any_failed=bool(failing))
+        elif target_bytes is None or any(probe.peak_bytes is None for probe in metered):
+            guess = _by_bisection(floor, ceiling, any_failed=bool(failing))
+        else:
+            guess = _by_memory(metered, failing, ceiling, target_bytes, hint, from_above=from_above)
     batch_size = min(max(guess.batch_size, floor + 1), ceiling - 1)
     if batch_size == limit.batch_size and not failing:
         bound = "--max-batch-size" if limit.bound == "max_batch_size" else limit.bound
@@ -286,7 +286,7 @@ def _by_memory(
 ) -> Next:
     """Return the batch at which the line through the fitting batches reaches the budget, or correct a wrong line."""
     points = _points(fitting)
-    if (guess := _in_segments(fitting, points, failing, ceiling, budget_bytes)) is not None:
+    if (guess := _in_segments(fitting, failing, ceiling, budget_bytes)) is not None:
         return guess
     room_bytes = _usable_bytes(fitting, budget_bytes)
     floor = points[-1].batch_size
@@ -329,9 +329,7 @@ def _by_memory(
     return to(*_below_a_surprise(line, crossing, points, failing, budget_bytes, room_bytes))
 
 
-def _in_segments(
-    fitting: list[Probe], points: list[Point], failing: list[Probe], ceiling: int, budget_bytes: int
-) -> Next | None:
+def _in_segments(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_bytes: int) -> Next | None:
     """Return the next batch in a caching allocator whose use of its segments is unknown; None for other devices.
 
     The allocated memory is a line, whose end is an upper bound: gaps between tensors usually cost up to a fifth of the
@@ -340,10 +338,10 @@ def _in_segments(
     """
     largest = fitting[-1]
     unused = (largest.peak_bytes or 0) - (largest.allocated_bytes or largest.peak_bytes or 0)
-    line = Line(points[0].batch_size, points[-1], points[0].slope_to(points[-1])) if len(points) > 1 else None
+    line = line_of(fitting)
     is_kernel = bool(failing) and failing[0].status is JobStatus.KERNEL_LIMIT
     in_segments = block_bytes(probe.peak_bytes for probe in fitting) >= SEGMENT_BYTES
-    if not in_segments or unused < _GAPS_BYTES or line is None or line.slope_bytes <= 0 or is_kernel:
+    if not in_segments or unused < _GAPS_BYTES or line is None or is_kernel:
         return None
     floor, full = largest.batch_size, line.reaches(budget_bytes)
     end = min(ceiling, full + 1)

@@ -98,7 +98,9 @@ class Prediction:
                     ceiling = guess
         if line is None or not line.holds(known[-1]):
             line = TraceFamily.through(known[-2], known[-1])
-        at_most = self._without_fragmentation(line, target.most_bytes, most) if line is not None and floor else None
+        at_most = None
+        if line is not None and floor:
+            at_most = _most_without_gaps(line, target.most_bytes, above=0, below=most + 1, kind=self._kind)
         return PlannedMaxBatch(
             target=target.name,
             batch_size=floor,
@@ -130,8 +132,8 @@ class Prediction:
 
     def _largest_on(self, line: TraceFamily, capacity_bytes: int, floor: int, ceiling: int) -> int:
         """Return the largest batch between `floor` and `ceiling` that fits according to the line, or `floor`."""
-        bound = min(self._without_fragmentation(line, capacity_bytes, ceiling - 1), ceiling - 1)
-        return bisect_down(lambda size: self._fits_at(line, size, capacity_bytes), above=floor, start=max(bound, floor))
+        bound = _most_without_gaps(line, capacity_bytes, above=floor, below=ceiling, kind=self._kind)
+        return bisect_down(lambda size: self._fits_at(line, size, capacity_bytes), above=floor, start=bound)
 
     def _safe(self, line: TraceFamily | None, max_batch: int, capacity_bytes: int) -> int:
         """Return the largest batch that fits this capacity and has no hole below; 0 if none does."""
@@ -149,17 +151,6 @@ class Prediction:
         below = size // 10
         tried = range(size - 1, size - below - 1, -max(math.ceil(below / (_TRIED if line else _TRACED_FOR_HOLES)), 1))
         return next((each for each in tried if not self._fits_at(line, each, capacity_bytes)), None)
-
-    def _without_fragmentation(self, line: TraceFamily, capacity_bytes: int, most: int) -> int:
-        """Return the largest batch up to `most` whose live storages fit, according to the line."""
-        return bisect_largest(
-            lambda size: (
-                most_alive_bytes(line.first, line.sizes_at(size), rounding_bytes=self._kind.rounding_bytes)
-                <= capacity_bytes
-            ),
-            above=0,
-            below=most + 1,
-        )
 
     def _fits_at(self, line: TraceFamily | None, size: int, capacity_bytes: int) -> bool:
         """Return whether a batch fits according to the line, or to its trace if there is no line."""
@@ -247,16 +238,10 @@ class ReplayedMemory:
         self._family = family
         self._most = most
         self._fits = functools.cache(self._replay)
-        self._allocated = functools.cache(self._replay_without_limit)
-        self._needed = functools.cache(self._smallest_limit)
-
-    def allocated_bytes(self, batch_size: int) -> int:
-        """Return the peak of the allocated bytes, without a limit."""
-        return self._allocated(batch_size)
-
-    def needed_bytes(self, batch_size: int) -> int:
-        """Return the smallest limit, in full segments, within which the step runs."""
-        return self._needed(batch_size)
+        self.allocated_bytes: Callable[[int], int] = functools.cache(self._replay_without_limit)
+        """Batch size -> the peak of the allocated bytes, without a limit."""
+        self.needed_bytes: Callable[[int], int] = functools.cache(self._smallest_limit)
+        """Batch size -> the smallest limit, in full segments, within which the step runs."""
 
     def largest_within(self, limit_bytes: int, *, above: int = 0, below: int | None = None) -> int:
         """Return a large batch between two bounds that runs within a limit, or `above` if none does.
@@ -264,12 +249,8 @@ class ReplayedMemory:
         It is the largest of steps of 1/64, and one more sample does not run.
         """
         below = self._most + 1 if below is None else below
-        start = bisect_largest(lambda size: self._alive(size) <= limit_bytes, above=above, below=below)
+        start = _most_without_gaps(self._family, limit_bytes, above=above, below=below)
         return bisect_down(lambda size: self._fits(size, limit_bytes), above=above, start=start)
-
-    def _alive(self, batch_size: int) -> int:
-        sizes = self._family.sizes_at(batch_size)
-        return most_alive_bytes(self._family.first, sizes, rounding_bytes=CachingAllocator.rounding_bytes)
 
     def _replay(self, batch_size: int, limit_bytes: int) -> bool:
         return fits(self._family.first, self._family.sizes_at(batch_size), limit_bytes)
@@ -281,10 +262,26 @@ class ReplayedMemory:
     def _smallest_limit(self, batch_size: int) -> int:
         too_few = bisect_largest(
             lambda segments: not self._fits(batch_size, segments * SEGMENT_ROUNDING_BYTES),
-            above=math.ceil(self._alive(batch_size) / SEGMENT_ROUNDING_BYTES) - 1,
+            above=math.ceil(_alive_bytes(self._family, batch_size) / SEGMENT_ROUNDING_BYTES) - 1,
             below=sys.maxsize,
         )
         return (too_few + 1) * SEGMENT_ROUNDING_BYTES
+
+
+def _most_without_gaps(
+    family: TraceFamily,
+    capacity_bytes: int,
+    *,
+    above: int,
+    below: int,
+    kind: type[CachingAllocator] = CachingAllocator,
+) -> int:
+    """Return the largest batch between two bounds whose live storages fit, or `above` if none does."""
+    return bisect_largest(lambda size: _alive_bytes(family, size, kind) <= capacity_bytes, above=above, below=below)
+
+
+def _alive_bytes(family: TraceFamily, batch_size: int, kind: type[CachingAllocator] = CachingAllocator) -> int:
+    return most_alive_bytes(family.first, family.sizes_at(batch_size), rounding_bytes=kind.rounding_bytes)
 
 
 def bytes_of_libraries(budget_bytes: int) -> int:

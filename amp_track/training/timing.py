@@ -174,18 +174,18 @@ def make_full_steps(
         while needs_more():
             cold_seconds += _seconds_of(1, step, train_on, device)
         if not readings:
-            seconds = _seconds_of(_UNTIMED_STEPS, step, train_on, device)
+            last_seconds = _seconds_of(_UNTIMED_STEPS, step, train_on, device)
             return FullStepsTiming(
-                train_seconds=cold_seconds + step.seconds + seconds,
+                train_seconds=cold_seconds + step.seconds + last_seconds,
                 samples_per_second=None,
                 load_seconds=min(loads),
-                cold_samples_per_second=_UNTIMED_STEPS * step.samples / max(seconds, 1e-9),
+                cold_samples_per_second=_UNTIMED_STEPS * step.samples / max(last_seconds, 1e-9),
             )
         timed_steps, timed_seconds = _repeat(step, train_on, device, agree)
-    all_seconds = [timed_seconds, *(_seconds_of(timed_steps, step, train_on, device) for _ in range(readings - 1))]
-    speeds = tuple(timed_steps * step.samples / max(each, 1e-9) for each in all_seconds)
+    seconds = [timed_seconds, *(_seconds_of(timed_steps, step, train_on, device) for _ in range(readings - 1))]
+    speeds = tuple(timed_steps * step.samples / max(each, 1e-9) for each in seconds)
     return FullStepsTiming(
-        train_seconds=cold_seconds + sum(all_seconds),
+        train_seconds=cold_seconds + sum(seconds),
         samples_per_second=statistics.median(speeds),
         load_seconds=min(loads),
         speed_readings=speeds if readings > 1 else (),

@@ -295,9 +295,8 @@ def memory_plan(machine: Machine) -> list[Measurement]:
     for net, name, batch, optimizer, frozen in cases:
         key = f"{net} {name} batch {batch}, {optimizer}, {'head' if frozen else 'all'}"
         options = (("net", net), ("optimizer_name", optimizer), ("frozen", str(frozen)))
-        steps = (
-            12 if name == "amp" else 3
-        )  # the first ones overflow, and many optimizers have no state before an update
+        # Under amp the first steps overflow, and many optimizers have no state before an update.
+        steps = 12 if name == "amp" else 3
         settings: dict[str, Any] = {"batch_size": batch, "synthetic": True, "steps": steps, "options": options}
         run = partial(jobs.compare_with_plan, precision=name, **settings)
         found.append(Measurement(key=key, precision=name, run=run))
