@@ -72,9 +72,16 @@ def vit() -> tuple[nn.Module, Batch]:
     return transformers.ViTForImageClassification(config), images
 
 
+def convnext() -> tuple[nn.Module, Batch]:
+    """Norms of few channels: in bf16 their float32 statistics are 1 % of all bytes."""
+    config = transformers.ConvNextConfig(hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 2, 1], image_size=64)
+    images = {"pixel_values": torch.randn(SAMPLES, 3, 64, 64), "labels": torch.zeros(SAMPLES, dtype=torch.int64)}
+    return transformers.ConvNextForImageClassification(config), images
+
+
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11, which sees one cycle
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("make", [bert, gpt2, llama, vit])
+@pytest.mark.parametrize("make", [bert, gpt2, llama, vit, convnext])
 def test_a_model_of_transformers_needs_what_the_profiler_sees(
     make: Callable[[], tuple[nn.Module, Batch]], precision: str
 ) -> None:
@@ -93,7 +100,7 @@ def test_a_model_of_transformers_needs_what_the_profiler_sees(
             of_model.step()
             of_model.zero_grad()
 
-    assert found.peak_bytes == pytest.approx(profiled_peak(run), rel=0.005)
+    assert found.peak_bytes == pytest.approx(profiled_peak(run), rel=0.001)
 
 
 class Module(pl.LightningModule):
@@ -151,7 +158,7 @@ def test_a_lightning_module_needs_what_the_profiler_sees_of_its_trainer(samples:
     batch = example_of(samples)
     found = amp_track.estimate(Module, batch, None, precision=precision, on_cuda=False)
     seen_bytes = profiled_peak(lambda: fit(Module(), batch, precision)) + sum(each.nbytes for each in batch)
-    assert found.peak_bytes == pytest.approx(seen_bytes, rel=0.005)
+    assert found.peak_bytes == pytest.approx(seen_bytes, rel=0.001)
 
 
 def network() -> nn.Sequential:

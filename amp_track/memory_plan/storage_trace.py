@@ -69,6 +69,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten.convolution.default and args[-1] > 1:
             self.has_grouped_convolutions = True
         result = func(*args, **(kwargs or {}))
+        if func is aten.native_layer_norm.default and (self._as_cuda or _is_mixed(*args[:3])):
+            result = (result[0], *(each.float() for each in result[1:]))  # a fake CPU kernel returns the input's dtype
         if self._as_cuda:
             self._count(func, args, kwargs or {}, result)
         if not func.is_view:
@@ -145,6 +147,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _died(self, key: int) -> None:
         index, _ = self._living.pop(key)
         self.events.append(~index)
+
+
+def _is_mixed(input: Tensor, _: object, weight: Tensor | None) -> bool:
+    """Return whether a norm's input has another dtype than its weight, so that a CPU keeps statistics in float32."""
+    return weight is not None and weight.dtype is not input.dtype
 
 
 def flops_of(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:

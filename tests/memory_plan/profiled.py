@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from amp_track.memory_plan.torch_internals import operations_with_kernel
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import map_tensors
 from amp_track.workload import Workload
@@ -69,7 +71,18 @@ def collect(event: Any, end_of_kernel: int, allocations: list[tuple[int, int, in
     if event.tag == torch._C._profiler._EventType.Allocation:
         fields = event.extra_fields
         allocations.append((event.start_time_ns, fields.alloc_size, fields.ptr, end_of_kernel))
-    if event.tag == torch._C._profiler._EventType.TorchOp and not event.name.startswith("aten::empty"):
+    if event.tag == torch._C._profiler._EventType.TorchOp and not end_of_kernel and is_kernel(event.name):
         end_of_kernel = event.end_time_ns
     for child in event.children:
         collect(child, end_of_kernel, allocations)
+
+
+@functools.cache
+def composites() -> set[str]:
+    """Return the operations that are made of others, which tensors outlive."""
+    return {f"aten::{name.partition('.')[0]}" for name in operations_with_kernel("CompositeImplicitAutograd")}
+
+
+def is_kernel(name: str) -> bool:
+    """Return whether an event is an operation that is not made of others: what it calls belongs to it."""
+    return name.startswith("aten::") and name not in composites()
