@@ -28,10 +28,6 @@ COLUMNS = 100
 _CHARTS = 4
 """How many charts of a page are shown: those of memory, speed and quality."""
 _MEMORY = "experiments/digits.py --memory-budget 64MiB"
-_SEARCH = f"amp-track search {_MEMORY} --precision fp32 --trials 8 --study digits || true"
-_BEGIN = f"timeout -s INT 22 {_SEARCH}"
-_STORES = "export AMP_TRACK_STORAGE=postgresql+psycopg://optuna@stores/optuna MLFLOW_TRACKING_URI=http://stores:5000"
-_OF_WORKERS = "^(starting|resuming|worker|fp32|the same|amp-track: |To train|  amp-track train)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,21 +35,16 @@ class Example:
     """Commands that a page shows with what they print.
 
     Attributes:
-        commands: run one after another with the same stores. `RUN_ID` stands for the run that the first one names; what
-            one of them exports, those after it have.
+        commands: run one after another with the same stores. `RUN_ID` stands for the run that the first one names.
         with_progress: show what goes to stderr too.
         keep: show only the lines that this regular expression finds.
-        exit_code: how the last command is expected to end.
         is_slow: it takes a minute or so: run only when asked to.
-        on_slurm: it runs on SLURM, beside servers of its stores, all of which clusters.py starts.
     """
 
     commands: tuple[str, ...]
     with_progress: bool = False
     keep: str = ""
-    exit_code: int = 0
     is_slow: bool = False
-    on_slurm: bool = False
 
 
 EXAMPLES = {
@@ -68,41 +59,12 @@ EXAMPLES = {
         is_slow=True,
     ),
     "worker": Example(
-        commands=(f"timeout -s INT 20 {_SEARCH}", "amp-track worker digits --workers 2"),
-        with_progress=True,
-        keep=_OF_WORKERS,
-        is_slow=True,
-    ),
-    "worker-slurm": Example(
         commands=(
-            _STORES,
-            _BEGIN,
-            "amp-track worker digits --workers 2 --launcher slurm",
-            'squeue --states=all --format="%i %j %T %N"',
+            f"timeout -s INT 20 amp-track search {_MEMORY} --precision fp32 --trials 8 --study digits || true",
+            "amp-track worker digits --workers 2",
         ),
         with_progress=True,
-        keep=f"{_OF_WORKERS}|^JOBID|^[0-9]+ ",
-        is_slow=True,
-        on_slurm=True,
-    ),
-    "worker-rejected": Example(
-        commands=(
-            "amp-track max-batch experiments/digits.py --max-batch-size 8 --precision fp32 --study digits",
-            "OMP_NUM_THREADS=7 amp-track worker digits",
-        ),
-        with_progress=True,
-        keep="^(fp32|amp-track: )",
-        exit_code=2,
-        is_slow=True,
-    ),
-    "torchrun": Example(
-        commands=(
-            "for machine in 1 2; do OMP_NUM_THREADS=1 torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d "
-            "--rdzv-endpoint 127.0.0.1:29500 --local-addr 127.0.0.1 -m amp_track max-batch experiments/digits.py "
-            "--memory-budget 40MiB --precision fp32 & done; wait",
-        ),
-        with_progress=True,
-        keep="^(fp32|To train|  torchrun)",
+        keep="^(starting|resuming|worker|fp32|the same|amp-track: |To train|  amp-track train)",
         is_slow=True,
     ),
     "grad-stats": Example(
@@ -123,9 +85,6 @@ EXAMPLES = {
             "amp-track train experiments/digits.py --precision fp32 --steps 60 --checkpoint-every 20",
             "amp-track train --resume RUN_ID --steps 120",
         )
-    ),
-    "bad-input": Example(
-        commands=("amp-track train experiments/digits.py --batch-size none",), with_progress=True, exit_code=2
     ),
 }
 
@@ -155,20 +114,15 @@ def run_and_record(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "experiments", Path(folder) / "experiments")  # a link would lead out of the folder
         started = time.monotonic()
-        lines, run_id, exports = [], "", ""
-        for index, command in enumerate(example.commands):
-            is_last = index == len(example.commands) - 1
+        lines, run_id = [], ""
+        for command in example.commands:
             command = command.replace("RUN_ID", run_id)
-            exit_code = example.exit_code if is_last else 0
-            text = _output_of(exports + command, folder, example, exit_code=exit_code)
-            exports += f"{command}\n" if command.startswith("export ") else ""
+            text = _output_of(command, folder, example)
             found = re.search(r"\b[0-9a-f]{32}\b", text)
             run_id = run_id or (found.group() if found is not None else "")
             shown = [line.rstrip() for line in text.splitlines() if re.search(example.keep, line)]
             lines += [f"$ {command}", *shown]
         seconds = time.monotonic() - started
-        if example.exit_code:
-            lines += ["$ echo $?", str(example.exit_code)]
         record = {"commands": example.commands, **_provenance(folder), "seconds": math.ceil(seconds), "lines": lines}
         if name == "search":
             record["summary"] = _search_summary(example.commands[0], folder)
@@ -208,13 +162,11 @@ def keep_screenshot(page: Path) -> None:
         colors.save(SCREENSHOT, optimize=True)
 
 
-def _output_of(command: str, folder: str, example: Example, *, exit_code: int) -> str:
+def _output_of(command: str, folder: str, example: Example) -> str:
     """What a command prints. Both streams in the order of their lines where both are wanted."""
     done = _run(command, folder, stderr=subprocess.STDOUT if example.with_progress else subprocess.PIPE)
-    if done.returncode != exit_code:
-        raise SystemExit(
-            f"{command}: got exit code {done.returncode}, expected {exit_code}\n{done.stdout}{done.stderr}"
-        )
+    if done.returncode:
+        raise SystemExit(f"{command}: got exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
 
 

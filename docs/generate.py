@@ -27,7 +27,6 @@ import typer.main
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
-import clusters  # noqa: E402
 from examples import EXAMPLES, read_record, run_and_record  # noqa: E402
 
 import amp_track  # noqa: E402
@@ -101,6 +100,7 @@ def example(
     *,
     skip: int = 0,
     most: int | None = None,
+    last: int = 0,
     tables: tuple[int, ...] | None = None,
     only_tables: bool = False,
     links: bool = True,
@@ -110,16 +110,17 @@ def example(
     Args:
         name: the example.
         skip: leave out this many commands at the beginning.
-        most: show at most this many lines of the rest.
+        most: show at most this many lines of the rest, and what `last` adds.
+        last: show this many lines at the end, too.
         tables: show only these tables, counted from 0; all without it.
         only_tables: show nothing else of the output.
         links: show the commands and addresses that open the study.
     """
     record = read_record(name)
     lines = _shown(record["lines"], skip=skip, tables=tables, only_tables=only_tables, links=links)
-    if most is not None and len(lines) > most:
-        lines[most:] = ["[…]"]
-    print("```text", *lines, "```", "", sep="\n")
+    if most is not None and len(lines) > most + last:
+        lines[most : len(lines) - last] = ["[…]"]
+    print("```text", *lines, "```", sep="\n")
     took = f", {record['seconds']} s" if EXAMPLES[name].is_slow else ""
     print(f"*{provenance.sentence(record)}{took}*")
 
@@ -198,10 +199,9 @@ def gpu_stages() -> None:
 
 
 def gpu_tables() -> None:
-    """Print the rows of these stages, for each machine that has run them."""
-    found = {stage: tables.stage_tables(stage, provenance.RESULTS / "gpu") for stage in stages.STAGES}
-    parts = [f"### `{stage}`\n\n{table}" for stage, table in found.items() if table]
-    print("\n\n".join(parts) or "*Not measured: no machine with a GPU has left rows yet.*")
+    """Print the rows of all stages, for each machine that has run them."""
+    found = tables.device_tables(provenance.RESULTS / "gpu")
+    print(found or "*Not measured: no machine with a GPU has left rows yet.*")
 
 
 def extras() -> None:
@@ -350,15 +350,8 @@ def main() -> None:
     arguments = parser.parse_args()
     quick_or_all = [name for name, one in EXAMPLES.items() if arguments.all or not one.is_slow]
     for name in [] if arguments.check or arguments.run == ["none"] else arguments.run or quick_or_all:
-        on_slurm = EXAMPLES[name].on_slurm
-        if on_slurm and (why := clusters.missing()):
-            if arguments.run:
-                raise SystemExit(f"example {name}: {why}")
-            print(f"example {name} is left out: {why}", file=sys.stderr)
-            continue
         print(f"running example {name}", file=sys.stderr)
-        record = clusters.run_and_record if on_slurm else run_and_record
-        record(name)
+        run_and_record(name)
     sys.exit(_cog(check=arguments.check))
 
 

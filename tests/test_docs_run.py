@@ -37,13 +37,13 @@ BRING_YOUR_OWN = ROOT / "experiments" / "bring_your_own"
 ELSEWHERE = {
     r"make (search|test)\b": "CI runs it",
     r"(pip install|python3 -m venv) ": "needs a package registry",
-    r"srun |amp-track worker mine --launcher (slurm|ray) ": "tests/workers/launchers, and the examples on clusters",
+    r"srun |amp-track worker mine --launcher (slurm|ray) ": "tests/workers/launchers",
     r"export AMP_TRACK_STORAGE=": "needs servers: tests/integration/test_several_machines.py and test_postgresql.py",
     r"amp-track worker mine --device cuda:1": "needs two GPUs",
     r"(make gpu|python3 -m benchmarks\.gpu) ": "tests/benchmarks",
     r"mlflow run \.": "CI, and tests/integration/test_mlflow_run.py",
     r"amp-track ui": "runs until Ctrl-C: tests/integration/test_ui.py",
-    r"torchrun --nnodes 2 ": "needs two machines: the example torchrun",
+    r"torchrun --nnodes 2 ": "needs two machines: tests/integration/test_torchrun.py",
 }
 """By pattern of a command's beginning, what runs it, or what it needs that no test has."""
 SMALLER = {
@@ -185,7 +185,7 @@ def test_the_commands_of_a_page_run_in_their_order(page: str, folder_of_a_reader
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [name for name, each in examples.EXAMPLES.items() if not each.on_slurm])
+@pytest.mark.parametrize("name", examples.EXAMPLES)
 def test_an_example_runs_as_its_page_shows_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examples, "RECORDS", tmp_path)
     monkeypatch.setattr(examples, "SCREENSHOT", tmp_path / "report.png")

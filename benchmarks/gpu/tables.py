@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +17,27 @@ from benchmarks.gpu.results import Row, Status, read_rows
 _PREDICTED = ("allocated_over_measured", "reserved_over_measured", "reserved_with_workspaces_over_measured")
 
 
-def stage_tables(stage: str, results: Path) -> str:
-    """Return the table of one stage for each device, without rows of small sizes."""
+def device_tables(results: Path) -> str:
+    """Return the tables of all stages for each device, without rows of small sizes, and the machines they ran on."""
     found = []
     for folder in sorted(results.glob("*/")):
-        file = folder / f"{stage}.jsonl"
-        latest = next((row.provenance for row in reversed(read_rows(file)) if not row.provenance["smoke"]), None)
-        if latest is not None:
-            rows = read_rows(file, latest)
-            versions = [f"{name} {latest['versions'][name]}" for name in ("torch", "cuda")]
-            dates = sorted({row.provenance["date"] for row in rows})
-            n = "/".join(sorted({str(row.n) for row in rows}))
-            machine = f"{latest['device']}, {latest['cores']} cores, {', '.join(versions)}"
-            found.append(f"{_TABLES[stage](rows)}\n\n*{machine}, n={n}, {' to '.join(dates[:: len(dates) - 1 or 1])}*")
+        machines: dict[str, None] = {}
+        repeats: dict[str, list[str]] = collections.defaultdict(list)
+        dates = set()
+        for stage, table in _TABLES.items():
+            file = folder / f"{stage}.jsonl"
+            latest = next((row.provenance for row in reversed(read_rows(file)) if not row.provenance["smoke"]), None)
+            if latest is not None:
+                rows = read_rows(file, latest)
+                versions = [f"{name} {latest['versions'][name]}" for name in ("torch", "cuda")]
+                machines[f"{latest['device']}, {latest['cores']} cores, {', '.join(versions)}"] = None
+                dates |= {row.provenance["date"] for row in rows}
+                repeats["/".join(sorted({str(row.n) for row in rows}))].append(f"`{stage}`")
+                found.append(f"### `{stage}`\n\n{table(rows)}")
+        if machines:
+            usual, *others = sorted(repeats, key=lambda n: -len(repeats[n]))
+            n = "; ".join([f"n={usual}", *(f"{', '.join(repeats[other])}: n={other}" for other in others)])
+            found.append(f"*{'; '.join(machines)}, {' to '.join(sorted({min(dates), max(dates)}))}, {n}*")
     return "\n\n".join(found)
 
 
@@ -63,19 +70,15 @@ def _format(name: str, value: Any) -> str:
 
 
 def _tests(rows: Sequence[Row]) -> str:
-    """Return the number of tests of each file by outcome, and the reasons of those that did not pass."""
-    files = itertools.groupby(sorted(rows, key=lambda row: row.key), key=lambda row: row.key.partition("::")[0])
-    lines = []
-    for name, of_file in files:
-        outcomes = collections.Counter(
-            "passed" if row.status is Status.MEASURED else row.reason.removeprefix("Skipped: ")[:80] for row in of_file
-        )
-        lines.append([name, "; ".join(f"{count} {outcome}" for outcome, count in outcomes.items())])
-    return markdown.table(["", "outcome"], lines)
+    """Return the number of tests by outcome, with the reasons of those that did not pass."""
+    outcomes = collections.Counter(
+        "passed" if row.status is Status.MEASURED else row.reason.removeprefix("Skipped: ")[:80] for row in rows
+    )
+    return "; ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common()) + "."
 
 
-def _ratios(*names: str, words: int) -> Callable[[Sequence[Row]], str]:
-    """Return a table of the range of each ratio over the rows whose keys begin with the same words."""
+def _ratios(*names: str) -> Callable[[Sequence[Row]], str]:
+    """Return a table of the range of each ratio over the rows whose keys begin with the same word."""
 
     def line(key: str, some: Sequence[Row]) -> list[str]:
         found = [[ratio for row in some if (ratio := row.values.get(name)) is not None] for name in names]
@@ -84,7 +87,7 @@ def _ratios(*names: str, words: int) -> Callable[[Sequence[Row]], str]:
     def found(rows: Sequence[Row]) -> str:
         groups: dict[str, list[Row]] = collections.defaultdict(list)
         for row in rows:
-            groups[" ".join(row.key.split()[:words])].append(row)
+            groups[row.key.split()[0]].append(row)
         headings = ["", *(name.replace("_", " ") for name in names)]
         return markdown.table(headings, [line(key, groups[key]) for key in sorted(groups)])
 
@@ -92,14 +95,14 @@ def _ratios(*names: str, words: int) -> Callable[[Sequence[Row]], str]:
 
 
 def _memory_plan(rows: Sequence[Row]) -> str:
-    """Return the range of the ratios by net and precision, and the median and largest error of all, without sign."""
+    """Return the range of the ratios by net, and the median and largest error of all, without sign."""
     errors = {name: [abs(ratio - 1) for row in rows if (ratio := row.values.get(name))] for name in _PREDICTED}
-    lines = [[name, f"{statistics.median(found):.1%}", f"{max(found):.1%}"] for name, found in errors.items() if found]
-    return (
-        _ratios(*_PREDICTED, words=2)(rows)
-        + "\n\n"
-        + markdown.table([f"{len(rows)} steps", "median", "largest"], lines)
+    of_all = (
+        f"{name.replace('_', ' ')} {statistics.median(found):.1%} in the median, {max(found):.1%} at most"
+        for name, found in errors.items()
+        if found
     )
+    return f"{_ratios(*_PREDICTED)(rows)}\n\nOff by, of {len(rows)} steps: {'; '.join(of_all)}."
 
 
 _TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
@@ -111,9 +114,7 @@ _TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
         "samples_per_second", "train_peak_allocated_bytes", "eval_samples_per_second", "eval_peak_allocated_bytes"
     ),
     "sizes": _values("samples_per_second", "status", "answers"),
-    "probe": _ratios(
-        "allocated_by_probe_over_training", "reserved_by_probe_over_training", "reserved_over_allocated", words=1
-    ),
+    "probe": _ratios("allocated_by_probe_over_training", "reserved_by_probe_over_training", "reserved_over_allocated"),
     "memory_plan": _memory_plan,
     "costs": _values("loading_images_per_second_by_workers", "training", "seconds", "steps_per_second"),
 }
