@@ -218,7 +218,9 @@ def nets() -> list[TraceFamily]:
     return found
 
 
-@pytest.mark.parametrize(("has_plan", "usual", "most"), [(True, 4, 6), (False, 11, 17)])
+@pytest.mark.parametrize(
+    ("has_plan", "usual", "most"), [pytest.param(True, 4, 6, marks=pytest.mark.slow), (False, 11, 17)]
+)
 def test_probes_of_nets_with_gaps_between_their_tensors(
     nets: list[TraceFamily], has_plan: bool, usual: int, most: int
 ) -> None:

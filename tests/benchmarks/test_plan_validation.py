@@ -85,6 +85,7 @@ def test_the_error_within_brackets_is_recovered() -> None:
     assert summary["spread_ln_error"] == pytest.approx(0.02, abs=0.01)
 
 
+@pytest.mark.slow
 def test_another_model_under_the_published_name_is_not_predicted() -> None:
     """timm 1.0.31 makes resnext101_32x8d of the name ig_resnext101_32x48d."""
     row = next(row for row in published() if row.model == "resnet18")

@@ -160,6 +160,7 @@ def test_a_batch_size_that_nobody_gave_is_called_the_workloads_own(
     is_bad_input(amp_track("train", str(file), "--batch-size", "32"), "--batch-size: got 32, expected at", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_workload_that_does_not_import_shows_its_own_traceback(amp_track: Command, tmp_path: Path) -> None:
     done = amp_track("train", str(WORKLOADS / "broken.py"))
     assert done.returncode == 2

@@ -98,6 +98,7 @@ def test_a_time_limit_before_the_last_precision_does_not_say_that_nothing_fits(
 class TestSamplesOfDifferentSize:
     """The worst batch is made of the largest samples, a typical one is drawn at random."""
 
+    @pytest.mark.slow
     def test_both_max_batches_are_proven_and_the_one_of_the_worst_batch_is_recommended(self) -> None:
         runner = SimulatedRunner(size_ratio=1.5)
         found = max_batch(asked("fp32", "bf16"), runner=runner)
@@ -170,6 +171,7 @@ def test_a_changed_file_starts_a_new_study_and_a_line_says_so(capsys: pytest.Cap
 class TestEvaluation:
     """The max batch of an evaluation is found after the one of the training."""
 
+    @pytest.mark.slow
     def test_it_is_proven_and_used(self) -> None:
         runner = SimulatedRunner(samples=20_000, eval_bytes_per_sample=8_000)
         request = asked(job={"eval_batch_size": "auto"})
@@ -303,7 +305,10 @@ class TestMaxBatches:
 
     @pytest.mark.parametrize(
         ("longer_bytes", "batch_size", "failing_run"),
-        [(0, LARGEST, 2), pytest.param(400_000, LARGEST - 10, 2, marks=pytest.mark.nightly)],
+        [
+            pytest.param(0, LARGEST, 2, marks=pytest.mark.slow),
+            pytest.param(400_000, LARGEST - 10, 2, marks=pytest.mark.nightly),
+        ],
     )
     def test_a_max_batch_that_fails_when_it_is_repeated_is_none(
         self, longer_bytes: int, batch_size: int, failing_run: int
@@ -411,6 +416,7 @@ class TestMaxBatches:
         assert confirmations[found.batch_size] == found.batch_size
         assert confirmations[found.batch_size + 1] == 0
 
+    @pytest.mark.slow
     def test_the_data_set_or_a_limit_ends_the_search(self) -> None:
         found = max_batch(asked(study="a"), runner=SimulatedRunner(samples=100)).precisions["fp32"].max_batch
         assert (found.batch_size, found.bound, found.first_failing_batch) == (100, "dataset", None)
@@ -426,6 +432,7 @@ class TestMaxBatches:
         assert left_free.as_json()["memory_budget_bytes"] == BUDGET
         assert left_free.max_batch == smaller.max_batch
 
+    @pytest.mark.slow
     def test_train_uses_the_largest_multiple_that_ran(self) -> None:
         runner = SimulatedRunner()
         question = asked(multiple_of=50, confirm_steps=0, job={"precision": "fp32", "steps": 3})

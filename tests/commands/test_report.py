@@ -48,7 +48,10 @@ def test_max_batches_are_reported_as_they_were() -> None:
     assert reported() == found
 
 
-@pytest.mark.parametrize("precisions", [("fp32", "bf16"), pytest.param(("fp32",), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "precisions",
+    [pytest.param(("fp32", "bf16"), marks=pytest.mark.slow), pytest.param(("fp32",), marks=pytest.mark.nightly)],
+)
 def test_max_batch_after_a_search_does_not_hide_its_trainings(precisions: tuple[str, ...]) -> None:
     searched = search(asked(trials=2, seeds=2, max_batch_size=64), runner=SimulatedRunner())
     page = Path(searched.report).read_text()

@@ -68,7 +68,9 @@ def trials(part: str) -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(study_name=part, storage=stores()["storage"]).trials
 
 
-@pytest.mark.parametrize("interrupted_at", [2, pytest.param(8, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "interrupted_at", [pytest.param(2, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.nightly)]
+)
 def test_a_worker_finishes_a_search_that_another_process_has_begun(interrupted_at: int) -> None:
     options: dict[str, Any] = {"trials": 4, "lr_range": (1e-3, 1e-2), "multiple_of": 8, "max_batch_size": 64}
     with pytest.raises(KeyboardInterrupt):

@@ -71,6 +71,7 @@ def test_params_that_mlflow_run_has_logged_are_kept_beside_ours(client: mlflow.M
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_train_logs_what_it_promises(client: mlflow.MlflowClient) -> None:
     result = train(request(Job(workload=DIGITS, precision="amp", epochs=2)))
     run_id, job, job_result, found = result.run_id, result.job, result.job_result, result.inspection
