@@ -179,7 +179,7 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
                 study.set_user_attr(storage.PARENT_RUN_ID, parent.run_id)
         if known is None:
             if first_known is None and studies.session.request.stores.study is None:  # else the name was chosen
-                _say_changed_source(studies, study)
+                _say_what_has_changed(studies, study)
             _describe(studies.session, parent)
         elif given_run_id is not None and known != given_run_id:
             with tracker.run(f"resumes {studies.name}", run_id=given_run_id, tags={"amp_track.continues": known}):
@@ -220,13 +220,25 @@ def _describe(session: Session, parent: Run) -> None:
     parent.flush()
 
 
-def _say_changed_source(studies: Studies, study: Study) -> None:
-    """Print that a study is new because of its target's source, if one with the same settings exists."""
+def _say_what_has_changed(studies: Studies, study: Study) -> None:
+    """Print why a study is new, if another one differs only in what no flag of the command says."""
     from amp_track.study import storage
 
-    if (other := storage.differing_only_in(_SOURCE, study)) is not None:
-        file = studies.session.job.workload
-        progress.say(f"new study {studies.name}: {file} or a file that it imports has changed since study {other}")
+    session = studies.session
+    hashed = {
+        _SOURCE: f"{session.job.workload} or a file that it imports has changed",
+        "dataset": "the data has changed",
+        "meter": "the memory meter of amp_track has changed",
+    }
+    named = {"threads": "OMP_NUM_THREADS", "allocator": "GLIBC_TUNABLES", "torch": "torch"}
+    named |= {library: library for library in dict(session.inspection.libraries)}
+    if (found := storage.differing_only_in({*hashed, *named}, study)) is not None:
+        other, values = found
+        changes = [
+            hashed.get(key) or f"{named[key]} is {now or 'not set'} instead of {then or 'not set'}"
+            for key, (then, now) in values.items()
+        ]
+        progress.say(f"new study {studies.name}: since study {other}, {' and '.join(changes)}")
 
 
 def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str) -> None:

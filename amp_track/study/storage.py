@@ -12,7 +12,7 @@ import difflib
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -130,15 +130,21 @@ def check_settings(
         )
 
 
-def differing_only_in(setting: str, study: optuna.Study) -> str | None:
-    """Return the newest other study that differs from a part of a study in one setting only, by its NAME."""
+def differing_only_in(
+    settings: Collection[str], study: optuna.Study
+) -> tuple[str, dict[str, tuple[str | None, str | None]]] | None:
+    """Return the newest other study that differs from a part of a study in no other settings, or None.
+
+    It is returned by its NAME, with the value of each differing setting then and now, None where there was none.
+    """
     mine, (_, _, part) = json.loads(study.user_attrs[_SETTINGS]), study.study_name.partition("/")
     for other in reversed(optuna_internals.storage_of(study).get_all_studies()):
         name, _, other_part = other.study_name.partition("/")
         if other_part == part and other.user_attrs.get(VERSION_ATTRIBUTE) == VERSION:
             known = json.loads(other.user_attrs.get(_SETTINGS, "{}"))
-            if known != mine and {**known, setting: ""} == {**mine, setting: ""}:
-                return name
+            differing = {key for key in known.keys() | mine.keys() if known.get(key) != mine.get(key)}
+            if differing and differing <= set(settings):
+                return name, {key: (known.get(key), mine.get(key)) for key in sorted(differing)}
     return None
 
 

@@ -150,13 +150,19 @@ class TestSamplesOfDifferentSize:
         assert all(job.worst_batch for job in runner.jobs)
 
 
-def test_a_changed_file_starts_a_new_study_and_a_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_starts_a_new_study_without_a_flag_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    class WithLightning(SimulatedRunner):
+        version = "2.6"
+
+        def inspect(self, job: Job) -> Inspection:
+            return dataclasses.replace(super().inspect(job), libraries=(("lightning", self.version),))
+
     def interrupt(job: Job) -> None:
         raise KeyboardInterrupt
 
     def start(text: str, **job: object) -> str:
         Path("mine.py").write_text(text)
-        runner = SimulatedRunner(fails=interrupt)  # type: ignore[arg-type]
+        runner = WithLightning(fails=interrupt)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
             max_batch(asked(study=None, job={"workload": "mine.py", **job}), runner=runner)
         return capsys.readouterr().err
@@ -164,8 +170,10 @@ def test_a_changed_file_starts_a_new_study_and_a_line_says_so(capsys: pytest.Cap
     assert "new study" not in start("# one") + start("# two", channels_last=True)
     said = start("# two")
     first, _, second = (name.split("/")[0] for name in optuna.get_all_study_names(stores()["storage"]))
-    assert f"new study {second}: mine.py or a file that it imports has changed since study {first}\n" in said
+    assert f"new study {second}: since study {first}, mine.py or a file that it imports has changed\n" in said
     assert "new study" not in start("# two")
+    WithLightning.version = "2.7"
+    assert f": since study {second}, lightning is 2.7 instead of 2.6\n" in start("# two")
 
 
 class TestEvaluation:
