@@ -74,7 +74,7 @@ def _tests(rows: Sequence[Row]) -> str:
     outcomes = collections.Counter(
         "passed" if row.status is Status.MEASURED else row.reason.removeprefix("Skipped: ")[:80] for row in rows
     )
-    return "; ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common()) + "."
+    return "; ".join(f"{outcome}: {count}" for outcome, count in outcomes.most_common()) + "."
 
 
 def _ratios(*names: str) -> Callable[[Sequence[Row]], str]:
