@@ -75,7 +75,14 @@ class CommandTarget(ProbeTarget):
             reason = "the command has no {precision}; docs/any-training.md says how to add it"
             return tuple((name, reason) for name in PRECISIONS if name != REFERENCE)
         known = dict(self._job.precision_words)
-        return tuple((name, "no --precision-words for it") for name in PRECISIONS if known and name not in known)
+        words = {name: dataclasses.replace(self._job, precision=name).words(scratch="") for name in PRECISIONS}
+        reasons = {  # tf32 of LightningCLI and timm, which have no flag for it
+            name: f"the command is that of {REFERENCE}; --precision-words gives it other words"
+            for name in PRECISIONS
+            if name != REFERENCE and words[name] == words[REFERENCE]
+        }
+        missing = {name: "no --precision-words for it" for name in PRECISIONS if known and name not in known}
+        return tuple((reasons | missing).items())
 
     def training(
         self, device: Device, send: Send, *, group: RankGroup, enforce_budget: bool, folder: JobFolder | None

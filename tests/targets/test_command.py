@@ -185,6 +185,15 @@ def test_a_skipped_precision_names_the_page_that_says_how_to_add_it() -> None:
     assert (ROOT / page).is_file()
 
 
+def test_a_precision_whose_command_is_that_of_fp32_is_skipped(clean_folder: Path) -> None:
+    Path("run.py").write_text("from lightning.pytorch.cli import LightningCLI")
+    job = Job(workload="run.py", command=("python", "run.py", "{batch_size}", "--trainer.precision={precision}"))
+    assert [name for name, _ in CommandTarget(job).inspect().unsupported] == ["tf32"]
+    given = dataclasses.replace(job, precision_words=(("fp32", "32-true"), ("tf32", "32-true-tf32")))
+    reasons = dict(CommandTarget(given).inspect().unsupported)
+    assert reasons == dict.fromkeys(("amp", "bf16"), "no --precision-words for it")
+
+
 def test_a_crash_shows_the_command_that_was_run() -> None:
     command = ("python", "train.py", "--batch-size", "{batch_size}", "--precision", "{precision}")
     job = Job(workload="train.py", command=command, precision="fp32", batch_size=2)
