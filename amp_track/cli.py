@@ -441,7 +441,7 @@ def main() -> NoReturn:
         if stdout.error is not None:
             exit_code = exit_code or STDOUT_LOST_EXIT_CODE
             reason = stdout.error.strerror
-            print(f"amp-track: stdout cannot be written ({reason}). Runs and studies are stored.", file=sys.stderr)
+            print(f"amp-track: stdout cannot be written ({reason}). Everything else is done.", file=sys.stderr)
     sys.exit(exit_code)
 
 

@@ -371,10 +371,15 @@ def test_a_loss_per_sample_is_rejected_as_in_a_workload() -> None:
         shown(loss=nn.CrossEntropyLoss(reduction="none"))
 
 
-@pytest.mark.parametrize("act", ["numpy", "mask", "wrong"])
+@pytest.mark.parametrize("act", ["numpy", "mask", "trim", "wrong"])
 def test_the_line_that_cannot_be_planned_is_named(act: str) -> None:
     with pytest.raises(BadInput, match=r"tests.memory_plan.workloads\.py:\d+ \(return x .*without values"):
         shown(Layers(64, 2, act))
+
+
+def test_a_loss_that_is_no_function_is_rejected() -> None:
+    with pytest.raises(BadInput, match="loss: got 'mse', expected a function of output and target"):
+        shown(loss="mse")
 
 
 def test_a_number_that_is_read_is_noted() -> None:

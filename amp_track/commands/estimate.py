@@ -58,6 +58,8 @@ def estimate(
         name = Precision.named(precision).name
     except ValueError as error:
         raise BadInput(str(error)) from None
+    if loss is not None and not callable(loss):
+        raise BadInput(f"loss: got {loss!r}, expected a function of output and target, such as torch.nn.MSELoss()")
     with _planning("model"):
         module = _built(model)
         if live_model.is_compiled(module):

@@ -110,6 +110,7 @@ def settings_of(request: Request, targets: Sequence[PlanTarget]) -> dict[str, st
         "--max-batch-size": limits.max_batch_size,
         "--batch-size": job.batch_size,  # not the workload's, whose change is one of the code
         "--grad-accum": job.grad_accum if job.grad_accum > 1 else None,
+        "--effective-batch-size": limits.effective_batch_size,
         "--max-grad-norm": job.max_grad_norm,
         "--channels-last": job.channels_last or None,
         "CUDA_MODULE_LOADING": "EAGER" if loads_all else None,

@@ -49,11 +49,29 @@ class FakeStep:
         self._workload = workload
         self._example = example
         self._keeps_gradients = keeps_gradients
+        self._has_fixed_sizes: set[str] = set()
+        """Precisions at which a step that reads numbers was found to have the same sizes with others."""
         self._batches = min(job.grad_accum, 2)
         """Two are enough to show the memory of accumulation: gradients are held while the next batch runs."""
 
     def trace(self, precision_name: str, batch_size: int, *, steps: int = 1) -> StepTrace:
-        """Return the trace of the first `steps`. Exceptions of the workload's code pass through unchanged."""
+        """Return the trace of the first `steps`. Exceptions of the workload's code pass through unchanged.
+
+        Raises SizeFromValue, from the line that reads the number, if sizes depend on values.
+        """
+        found = self._traced(precision_name, batch_size, steps)
+        if found.values_read and precision_name not in self._has_fixed_sizes:
+            try:
+                other = self._traced(precision_name, batch_size, steps, number=2)
+                is_fixed = (other.events, other.sizes) == (found.events, found.sizes)
+            except Exception:  # two may be more than a dimension has
+                is_fixed = False
+            if not is_fixed:
+                self._traced(precision_name, batch_size, steps, number=None)
+            self._has_fixed_sizes.add(precision_name)
+        return found
+
+    def _traced(self, precision_name: str, batch_size: int, steps: int, *, number: int | None = 1) -> StepTrace:
         precision = Precision.named(precision_name)
         optimizers = torch_internals.foreach_optimizers() if self._as_cuda else contextlib.nullcontext()
         with _quiet(), torch_internals.fake_tensors(), torch_internals.every_update_made(), optimizers:
@@ -63,7 +81,7 @@ class FakeStep:
                 model = model.to(memory_format=torch.channels_last)
             layers = LayerWatch(model)
             layers.outside_of_layers(LOSS)
-            tracker = StorageTracker(_DEVICE.type, layers.layer, as_cuda=self._as_cuda)
+            tracker = StorageTracker(_DEVICE.type, layers.layer, as_cuda=self._as_cuda, number=number)
             _add_model(model, tracker)
             with self._kernels(precision), tracker, layers.watching():
                 step = self._train(model, precision, tracker, layers, batch_size, steps)  # kept: or its storages die
@@ -109,6 +127,12 @@ class FakeStep:
             tracker.begin("backward", step.steps)
             return value
 
+        def before_update(*_: Any) -> None:
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            tracker.assign((p.grad for p in parameters if p.grad is not None), Category.GRADIENTS)
+            tracker.begin("optimizer", step.steps)
+
+        optimizer.register_step_pre_hook(before_update)  # ahead of the hook of TrainStep that makes momentum buffers
         step = TrainStep(
             model,
             optimizer,
@@ -118,13 +142,6 @@ class FakeStep:
             max_grad_norm=self._job.max_grad_norm,
             channels_last=self._job.channels_last,
         )
-
-        def before_update(*_: Any) -> None:
-            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            tracker.assign((p.grad for p in parameters if p.grad is not None), Category.GRADIENTS)
-            tracker.begin("optimizer", step.steps)
-
-        optimizer.register_step_pre_hook(before_update)
         for _ in range(steps):
             for batch in range(1, self._batches + 1):
                 tracker.begin("forward", step.steps)

@@ -29,18 +29,23 @@ _BLAS = {
 """Operations that call cuBLAS: https://docs.pytorch.org/docs/stable/notes/cuda.html#cublas-workspaces"""
 
 
+class SizeFromValue(Exception):
+    """Raised where a number is read from a tensor that sets the size of another one."""
+
+
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every storage that operations create on one kind of device while the mode is active.
 
-    Fake tensors have no values: `.item()` returns 1, or False for a boolean.
+    Fake tensors have no values: `.item()` returns `number`, or False for a boolean.
 
     Args:
         device_type: the kind of device whose memory counts.
         layer: returns the layer whose operation runs.
         as_cuda: whether to record floating-point operations and convolution workspaces of CUDA.
+        number: stands for every number; None raises SizeFromValue where the forward pass reads one.
     """
 
-    def __init__(self, device_type: str, layer: Callable[[], str], *, as_cuda: bool) -> None:
+    def __init__(self, device_type: str, layer: Callable[[], str], *, as_cuda: bool, number: int | None = 1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: list[Storage] = []
         self.events: list[int] = []
@@ -55,6 +60,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device_type = device_type
         self._layer = layer
         self._as_cuda = as_cuda
+        self._number = number
         self._blas_threads: set[str] = set()
         self._living: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         """The index of each live storage, and a reference that reports its death, by the address of its C++ object."""
@@ -63,9 +69,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is aten._local_scalar_dense.default:  # .item(), float(tensor) or `if tensor:`
+            dtype = args[0].dtype
             if self.phases and self.phases[-1].name == "forward":
                 self.values_read[self._layer()] = None
-            return False if args[0].dtype is torch.bool else 1.0 if args[0].dtype.is_floating_point else 1
+                if self._number is None and dtype is not torch.bool:
+                    raise SizeFromValue("the number that sets a tensor's size is unknown")
+            number = 1 if self._number is None else self._number
+            return False if dtype is torch.bool else float(number) if dtype.is_floating_point else number
         if func is aten.convolution.default and args[-1] > 1:
             self.has_grouped_convolutions = True
         result = func(*args, **(kwargs or {}))

@@ -210,10 +210,10 @@ def _roughly(number: float) -> str:
 
 
 def _speed_notes(result: PlanResult) -> list[str]:
-    if not _speeds(result):
-        return []
     unrated = [target.name for target in result.targets if target.is_gpu and target.rates is None]
     without = [f"No estimate of the speed on {', '.join(unrated)}: no peak rates are known."] if unrated else []
+    if not _speeds(result):
+        return without
     return [
         *without,
         "samples/s: a rough estimate by the GPU's peak rates, without data loading and launches of kernels. For timm "

@@ -175,7 +175,9 @@ class PlanResult(Shown):
                     "batch_size": plan.batch_size,
                     **plan.peak.as_json(),
                     "peak_allocated_bytes_with_workspaces": plan.peak_with_workspaces.allocated_bytes,
-                    "peak_reserved_bytes_with_workspaces": plan.peak_with_workspaces.reserved_bytes,
+                    "peak_reserved_bytes_with_workspaces": max(
+                        plan.peak.reserved_bytes, plan.peak_with_workspaces.reserved_bytes
+                    ),
                     "relative_work": self.relative_work(plan),
                     "half_precision_work": self.half_work(plan),
                     "values_read": list(plan.trace.values_read),

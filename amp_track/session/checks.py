@@ -89,9 +89,9 @@ def needs_a_workload(job: Job, inspection: Inspection, command: str, why: str) -
 
 
 _MODELS_WITH = {
-    "image_size": "models of images",
-    "sequence_length": "models of texts",
-    "checkpoint_activations": "models of timm and transformers",
+    "image_size": f"models of images by name ({source.MODELS_BY_NAME})",
+    "sequence_length": "models of texts by name (transformers:CONFIG.json)",
+    "checkpoint_activations": "models of timm and transformers by name (timm:NAME, transformers:CONFIG.json)",
 }
 """The models by name that have an option, if not all have it."""
 _SETTINGS = {
@@ -131,11 +131,8 @@ def given_by_vary(request: Request, names: Collection[str]) -> Iterator[None]:
         if error.option not in flags:
             raise
         if isinstance(error, UnknownOption) and flags[error.option] != "--vary":
-            models = _MODELS_WITH.get(error.option, "models")
-            raise BadInput(
-                f"{flags[error.option]} is not for {request.job.workload}: it is for {models} by name "
-                f"({source.MODELS_BY_NAME})."
-            ) from None
+            models = _MODELS_WITH.get(error.option, f"models by name ({source.MODELS_BY_NAME})")
+            raise BadInput(f"{flags[error.option]} is not for {request.job.workload}: it is for {models}.") from None
         raise BadOption(error.option, error.problem, flags[error.option]) from None
 
 

@@ -20,6 +20,7 @@ from amp_track.report import progress
 from amp_track.session.probe_jobs import MOST_EPOCHS
 from amp_track.session.publish import LatePlots
 from amp_track.session.session import Session
+from amp_track.targets import source
 
 if TYPE_CHECKING:
     from amp_track.study.types import Direction, Storage, Study
@@ -230,12 +231,12 @@ def _say_what_has_changed(studies: Studies, study: Study) -> None:
         "dataset": "the data has changed",
         "meter": "the memory meter of amp_track has changed",
     }
-    named = {"threads": "OMP_NUM_THREADS", "allocator": "GLIBC_TUNABLES", "torch": "torch"}
-    named |= {library: library for library in dict(session.inspection.libraries)}
+    named = {"threads": "the number of threads", "allocator": "GLIBC_TUNABLES", "torch": "torch"}
+    named |= {library: library for library in source.LIBRARIES}
     if (found := storage.differing_only_in({*hashed, *named}, study)) is not None:
         other, values = found
         changes = [
-            hashed.get(key) or f"{named[key]} is {now or 'not set'} instead of {then or 'not set'}"
+            hashed.get(key) or f"{named[key]} is {now or 'not there'} instead of {then or 'not there'}"
             for key, (then, now) in values.items()
         ]
         progress.say(f"new study {studies.name}: since study {other}, {' and '.join(changes)}")

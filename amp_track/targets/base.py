@@ -39,8 +39,10 @@ _NOT_USERS = tuple(
     f"{folder}{os.sep}" for folder in (_PACKAGE, Path(torch.__file__).parent, sysconfig.get_path("stdlib"))
 )
 """Folders whose stack frames are not code of the user."""
-_NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", ".numpy() is not supported")
-"""Exceptions and messages of torch for code that needs the values of a fake tensor."""
+_NEEDS_VALUES = (
+    "DynamicOutputShapeException", "DataDependentOutputException", ".numpy() is not supported", "SizeFromValue"
+)  # fmt: skip
+"""Exceptions and messages for code that needs the values of a fake tensor: torch's, and that of a storage trace."""
 
 
 class TargetTask(Protocol[T_co]):
@@ -154,8 +156,9 @@ def cannot_be_planned(error: Exception, target: str) -> BadInput:
     if any(text in summary(error) for text in _NEEDS_VALUES):
         return BadInput(
             f"{where}: {summary(error)}, because a memory plan runs the step on tensors without values. Replace "
-            ".numpy(), nonzero(), boolean masks as indices, and .item() in the model's constructor (allowed on arange "
-            "and linspace) by torch.where, a sum or Python numbers, or measure with amp-track max-batch."
+            ".numpy(), nonzero(), boolean masks as indices, .item() for sizes, and .item() in the model's constructor "
+            "(allowed on arange and linspace) by torch.where, a sum or Python numbers, or measure with amp-track "
+            "max-batch."
         )
     return BadInput(
         f"{where}: the training step fails on tensors without values: {summary(error).rstrip('.')}. Fix it if it also "

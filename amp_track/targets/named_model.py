@@ -298,10 +298,12 @@ def _timm_model(reference: str, name: str, timm: ModuleType) -> _Found:
     name = timm.models.get_deprecated_models().get(name, name) or name  # an older name of a model
     if not timm.is_model(name):
         raise _unknown(reference, name, timm.list_models())
+    architecture, _, tag = name.partition(".")
+    if tag and reference.partition(":")[2] != name and not timm.models.is_model_pretrained(name):
+        name = architecture  # timm has renamed the weights since
     try:
         own = timm.get_pretrained_cfg(name)
     except RuntimeError:
-        architecture = name.partition(".")[0]
         raise _unknown(reference, name, timm.list_models(f"{architecture}.*", pretrained=True)) from None
     file = Path(inspect.getfile(timm.model_entrypoint(name)))
     classes = own.num_classes or _CLASSES  # 0: it comes without a head
@@ -366,7 +368,8 @@ def _head_of(reference: str, config: Any, transformers: ModuleType) -> tuple[Any
     for label_of, tasks in _HEADS.items():
         for task in tasks:
             by_type = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")
-            if not known and config.model_type in by_type:
+            is_half = config.is_encoder_decoder and task != "SEQ_TO_SEQ_CAUSAL_LM"  # a decoder without its encoder
+            if not known and not is_half and config.model_type in by_type:
                 found = by_type[config.model_type]
                 return getattr(transformers, found if isinstance(found, str) else found[0]), label_of
             names = [each for found in by_type.values() for each in ((found,) if isinstance(found, str) else found)]

@@ -62,7 +62,7 @@ def check_reference(workload: str) -> None:
         )
     if workload == DEFAULT_WORKLOAD and not os.path.isfile(workload):
         raise BadInput(
-            f"The default target {workload} is not in this folder. Name your file, or write one to start from: "
+            f"{workload}, the default target, is not in this folder. Name your file, or write one to start from: "
             f"{init_command()}."
         )
     if not colon and not os.path.isfile(workload):  # Path.is_file() raises OSError where a name is too long

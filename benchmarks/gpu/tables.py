@@ -18,26 +18,33 @@ _PREDICTED = ("allocated_over_measured", "reserved_over_measured", "reserved_wit
 
 
 def device_tables(results: Path) -> str:
-    """Return the tables of all stages for each device, without rows of small sizes, and the machines they ran on."""
+    """Return the tables of all stages for each device, without rows of small sizes.
+
+    What is the same for all tables of a device, of machine, date and number of repeats, is said once, below the last.
+    """
     found = []
     for folder in sorted(results.glob("*/")):
-        machines: dict[str, None] = {}
-        repeats: dict[str, list[str]] = collections.defaultdict(list)
-        dates = set()
+        parts: dict[str, tuple[str, list[str]]] = {}
         for stage, table in _TABLES.items():
             file = folder / f"{stage}.jsonl"
             latest = next((row.provenance for row in reversed(read_rows(file)) if not row.provenance["smoke"]), None)
             if latest is not None:
                 rows = read_rows(file, latest)
                 versions = [f"{name} {latest['versions'][name]}" for name in ("torch", "cuda")]
-                machines[f"{latest['device']}, {latest['cores']} cores, {', '.join(versions)}"] = None
-                dates |= {row.provenance["date"] for row in rows}
-                repeats["/".join(sorted({str(row.n) for row in rows}))].append(f"`{stage}`")
-                found.append(f"### `{stage}`\n\n{table(rows)}")
-        if machines:
-            usual, *others = sorted(repeats, key=lambda n: -len(repeats[n]))
-            n = "; ".join([f"n={usual}", *(f"{', '.join(repeats[other])}: n={other}" for other in others)])
-            found.append(f"*{'; '.join(machines)}, {' to '.join(sorted({min(dates), max(dates)}))}, {n}*")
+                machine = f"{latest['device']}, {latest['cores']} cores, {', '.join(versions)}"
+                dates = sorted({row.provenance["date"] for row in rows})
+                n = "/".join(sorted({str(row.n) for row in rows}))
+                parts[stage] = table(rows), [machine, " to ".join(dates[:: len(dates) - 1 or 1]), f"n={n}"]
+        facts = [
+            collections.Counter(each).most_common(1)[0][0]
+            for each in zip(*(own for _, own in parts.values()), strict=True)
+        ]
+        for stage, (table_of_stage, own) in parts.items():
+            differing = [fact for fact in own if fact not in facts]
+            found.append(f"### `{stage}`\n\n{table_of_stage}" + (f"\n\n*{', '.join(differing)}*" if differing else ""))
+        if facts:
+            otherwise = " (unless it says otherwise)" if any(own != facts for _, own in parts.values()) else ""
+            found.append(f"*{', '.join(facts)}{otherwise}*")
     return "\n\n".join(found)
 
 

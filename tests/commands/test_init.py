@@ -95,7 +95,7 @@ def test_without_a_target_outside_the_repository_init_is_named(command: str, amp
     done = amp_track(command)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert "The default target experiments/digits.py is not in this folder." in line
+    assert "experiments/digits.py, the default target, is not in this folder." in line
     assert line.endswith("amp-track init train.py.")
     assert list(Path.cwd().iterdir()) == []
 

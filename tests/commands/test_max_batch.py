@@ -8,7 +8,7 @@ import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import optuna
 import pytest
@@ -150,19 +150,23 @@ class TestSamplesOfDifferentSize:
         assert all(job.worst_batch for job in runner.jobs)
 
 
-def test_what_starts_a_new_study_without_a_flag_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    class WithLightning(SimulatedRunner):
-        version = "2.6"
+def test_what_starts_a_new_study_without_a_flag_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Changing(SimulatedRunner):
+        now: ClassVar[dict[str, Any]] = {}
 
         def inspect(self, job: Job) -> Inspection:
-            return dataclasses.replace(super().inspect(job), libraries=(("lightning", self.version),))
+            found = super().inspect(job)
+            on_cpu = dataclasses.replace(found.hardware, kind="cpu")  # where threads and allocator count
+            return dataclasses.replace(found, hardware=on_cpu, **self.now)
 
     def interrupt(job: Job) -> None:
         raise KeyboardInterrupt
 
     def start(text: str, **job: object) -> str:
         Path("mine.py").write_text(text)
-        runner = WithLightning(fails=interrupt)  # type: ignore[arg-type]
+        runner = Changing(fails=interrupt)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
             max_batch(asked(study=None, job={"workload": "mine.py", **job}), runner=runner)
         return capsys.readouterr().err
@@ -172,8 +176,13 @@ def test_what_starts_a_new_study_without_a_flag_is_said(capsys: pytest.CaptureFi
     first, _, second = (name.split("/")[0] for name in optuna.get_all_study_names(stores()["storage"]))
     assert f"new study {second}: since study {first}, mine.py or a file that it imports has changed\n" in said
     assert "new study" not in start("# two")
-    WithLightning.version = "2.7"
-    assert f": since study {second}, lightning is 2.7 instead of 2.6\n" in start("# two")
+    Changing.now["libraries"] = (("lightning", "2.7"),)
+    assert f": since study {second}, lightning is 2.7 instead of not there\n" in start("# two")
+    Changing.now["libraries"] = ()
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    assert "the number of threads is 77 instead of " in start("# two")
+    Changing.now |= {"dataset_digest": "other", "versions": (("torch", "3"),)}
+    assert ", the data has changed and torch is 3 instead of 2\n" in start("# two")
 
 
 class TestEvaluation:

@@ -29,6 +29,8 @@ def test_options_and_environment_count(monkeypatch: pytest.MonkeyPatch) -> None:
     before = settings(DIGITS, "T4", options=(("width", ""),))
     assert before["--set width"] == ""
     assert settings("timm:resnet18", options=(("optimizer_name", "sgd"),))["--optimizer"] == "sgd"
+    asked = request(Job(workload=DIGITS), effective_batch_size=128)
+    assert settings_of(asked, [])["--effective-batch-size"] == "128"
     monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
     assert settings(DIGITS, "T4", options=(("width", ""),)) == before
     monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")

@@ -34,7 +34,7 @@ def test_a_stdout_that_takes_nothing_is_told_in_one_line(how: str) -> None:
     late = "sleep 1 |" if how == "| true" else ""  # so that nobody reads any more
     done = shell(f"{late} {COMMAND} --help {how}")
     assert done.returncode == 141
-    assert done.stderr == f"amp-track: stdout cannot be written ({LOST[how]}). Runs and studies are stored.\n"
+    assert done.stderr == f"amp-track: stdout cannot be written ({LOST[how]}). Everything else is done.\n"
 
 
 @pytest.mark.nightly

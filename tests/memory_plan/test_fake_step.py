@@ -21,7 +21,7 @@ from amp_track.memory_plan import cuda_emulation, torch_internals
 from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.memory_plan.replay import most_alive_bytes, predict_peak, with_workspaces
 from amp_track.records.errors import AmpTrackError
-from amp_track.records.plan import Category, StepTrace
+from amp_track.records.plan import OPTIMIZER, Category, StepTrace
 from amp_track.targets.workload import load_workload
 from amp_track.workload import Workload
 
@@ -66,6 +66,27 @@ def test_the_second_step_is_the_first_one_again(
     ]
     assert peaks[0].allocated_bytes == pytest.approx(peaks[1].allocated_bytes, abs=2048)  # the losses that are kept
     assert peaks[0].reserved_bytes == peaks[1].reserved_bytes
+
+
+def test_the_momentum_buffers_of_a_fused_sgd_belong_to_the_optimizer() -> None:
+    class WithSgd(Wide):
+        def optimizer(self, parameters, lr):
+            return torch.optim.SGD(parameters, lr=lr, momentum=0.9, fused=True)
+
+    found = fake_step(job(), WithSgd()).trace("amp", 4).storages  # under amp TrainStep makes them
+    assert {each.layer for each in found if each.category is Category.OPTIMIZER_STATE} == {OPTIMIZER}
+
+
+def test_layer_norms_of_16_bits_keep_statistics_in_float32_on_cuda() -> None:
+    class Normed(Wide):
+        def model(self):
+            return nn.Sequential(nn.LayerNorm(self.width), nn.Linear(self.width, self.width)).to(torch.bfloat16)
+
+        def example(self, batch_size):
+            return torch.zeros(batch_size, self.width, dtype=torch.bfloat16), torch.zeros(batch_size).long()
+
+    found = fake_step(job(), Normed()).trace("fp32", 32).storages
+    assert [each.size_bytes for each in found if each.operation == "native_layer_norm"] == [32 * 64 * 2, 32 * 4, 32 * 4]
 
 
 def test_an_optimizer_left_to_torch_is_the_one_it_takes_on_cuda() -> None:
