@@ -369,11 +369,11 @@ def misses_table(summary: dict[str, Any]) -> str:
     headings = ["module of timm", "rows inside", "rows outside: model and image: expected batch for ran to failed"]
     above = [expected / failed - 1 for *_, failed, expected, _, _ in summary["misses"] if expected >= failed]
     below = [1 - expected / ran for *_, ran, _, expected, _, _ in summary["misses"] if expected < ran]
+    near, far = sum(each <= 0.04 for each in above), sum(each > 0.2 for each in above)
     text = (
-        f"Of {len(above)} rows that are too high, {sum(each <= 0.04 for each in above)} are at most 4 % above the batch "
-        f"that failed, {sum(each > 0.2 for each in above)} by more\nthan 20 % ({max(above):.0%} at most). Of {len(below)} "
-        f"that are too low, {sum(each <= 0.06 for each in below)} are at most 6 % below the one that ran "
-        f"({max(below):.0%} at most)."
+        f"Of {len(above)} rows that are too high, {near} are at most 4 % above the batch that failed, {far} by more\n"
+        f"than 20 % ({max(above):.0%} at most). Of {len(below)} that are too low, "
+        f"{sum(each <= 0.06 for each in below)} are at most 6 % below the one that ran ({max(below):.0%} at most)."
     )
     return f"{text}\n\n{markdown.table(headings, sorted(rows))}\n\nAll rows inside: {', '.join(hits)}."
 
