@@ -79,9 +79,15 @@ def convnext() -> tuple[nn.Module, Batch]:
     return transformers.ConvNextForImageClassification(config), images
 
 
+def mamba() -> tuple[nn.Module, Batch]:
+    """A loop over the tokens, each of which adds to the same gradients."""
+    config = transformers.MambaConfig(hidden_size=64, num_hidden_layers=2, vocab_size=WORDS, state_size=8)
+    return transformers.MambaForCausalLM(config), words()
+
+
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11, which sees one cycle
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("make", [bert, gpt2, llama, vit, convnext])
+@pytest.mark.parametrize("make", [bert, gpt2, llama, vit, convnext, mamba])
 def test_a_model_of_transformers_needs_what_the_profiler_sees(
     make: Callable[[], tuple[nn.Module, Batch]], precision: str
 ) -> None:

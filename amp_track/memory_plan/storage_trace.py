@@ -16,6 +16,7 @@ from amp_track.memory_plan.torch_internals import (
     TorchDispatchMode,
     aten,
     convolution_flops,
+    is_held_once,
     registered_flops,
     storage_key,
     tree_leaves,
@@ -78,6 +79,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False if dtype is torch.bool else float(number) if dtype.is_floating_point else number
         if func is aten.convolution.default and args[-1] > 1:
             self.has_grouped_convolutions = True
+        if func is aten.add.Tensor and not kwargs and self.phases and self.phases[-1].name == "backward":
+            func, args = _accumulation(*args)
         result = func(*args, **(kwargs or {}))
         if func is aten.native_layer_norm.default and (self._as_cuda or _is_mixed(*args[:3])):
             result = (result[0], *(each.float() for each in result[1:]))  # a fake CPU kernel returns the input's dtype
@@ -157,6 +160,19 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _died(self, key: int) -> None:
         index, _ = self._living.pop(key)
         self.events.append(~index)
+
+
+def _accumulation(first: Any, second: Any) -> tuple[OpOverload, tuple[Any, Any]]:
+    """Return the sum of two gradients as autograd computes it: in place, in one that nothing else holds.
+
+    For fake tensors it does not (`InputBuffer::accumulate` in `torch/csrc/autograd/input_buffer.cpp`).
+    """
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        alike = (first.shape, first.dtype) == (second.shape, second.dtype)
+        for sum_of, added in ((first, second), (second, first)):
+            if alike and aten.is_non_overlapping_and_dense.default(sum_of) and is_held_once(sum_of):
+                return aten.add_.Tensor, (sum_of, added)
+    return aten.add.Tensor, (first, second)
 
 
 def _is_mixed(input: Tensor, _: object, weight: Tensor | None) -> bool:

@@ -258,4 +258,12 @@ def storage_key(tensor: Tensor) -> int:
     return address
 
 
+def is_held_once(tensor: Tensor) -> bool:
+    """Return whether no other tensor shares a storage. Relies on `torch._C._storage_Use_Count`.
+
+    The storage object that this function asks for counts as well.
+    """
+    return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= 2)
+
+
 __all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "SmallConstants", "TorchDispatchMode", "tree_leaves"]
