@@ -264,10 +264,12 @@ def run_python(snippet: Snippet) -> None:
     exec(compile(text, snippet.page, "exec"), names)
 
 
+@pytest.mark.filterwarnings("ignore:Please use the new API settings to control TF32")  # of torch 2.9
 @pytest.mark.parametrize(
     "snippet", [each for each in PYTHON if not is_slow(each) and NEEDS_CUDA not in each.text], ids=str
 )
-def test_a_piece_of_python_runs(snippet: Snippet, clean_folder: Path) -> None:
+def test_a_piece_of_python_runs(snippet: Snippet, clean_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)  # a piece sets it
     with contextlib.redirect_stdout(None):
         run_python(snippet)
 
