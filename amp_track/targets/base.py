@@ -39,10 +39,8 @@ _NOT_USERS = tuple(
     f"{folder}{os.sep}" for folder in (_PACKAGE, Path(torch.__file__).parent, sysconfig.get_path("stdlib"))
 )
 """Folders whose stack frames are not code of the user."""
-_NEEDS_VALUES = (
-    "DynamicOutputShapeException", "DataDependentOutputException", ".numpy() is not supported", "SizeFromValue"
-)  # fmt: skip
-"""Exceptions and messages for code that needs the values of a fake tensor: torch's, and that of a storage trace."""
+_NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", ".numpy() is not supported")
+"""Exceptions and messages of torch for code that needs the values of a fake tensor."""
 
 
 class TargetTask(Protocol[T_co]):
@@ -149,13 +147,16 @@ def cannot_be_planned(error: Exception, target: str) -> BadInput:
 
     It names the line of the user's code that raised it, or the target if there is none.
     """
+    from amp_track.memory_plan.storage_trace import SizeFromValue
+
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not frame.filename.startswith((*_NOT_USERS, "<"))]
     own = [frame for frame in users if "site-packages" not in frame.filename] or users
     where = f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else target
-    if any(text in summary(error) for text in _NEEDS_VALUES):
+    said = str(error) if isinstance(error, SizeFromValue) else summary(error)
+    if isinstance(error, SizeFromValue) or any(text in said for text in _NEEDS_VALUES):
         return BadInput(
-            f"{where}: {summary(error)}, because a memory plan runs the step on tensors without values. Replace "
+            f"{where}: {said}, because a memory plan runs the step on tensors without values. Replace "
             ".numpy(), nonzero(), boolean masks as indices, .item() for sizes, and .item() in the model's constructor "
             "(allowed on arange and linspace) by torch.where, a sum or Python numbers, or measure with amp-track "
             "max-batch."
