@@ -167,10 +167,10 @@ def _accumulation(first: Any, second: Any) -> tuple[OpOverload, tuple[Any, Any]]
 
     For fake tensors it does not (`InputBuffer::accumulate` in `torch/csrc/autograd/input_buffer.cpp`).
     """
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        alike = (first.shape, first.dtype) == (second.shape, second.dtype)
+    are_tensors = isinstance(first, Tensor) and isinstance(second, Tensor)
+    if are_tensors and (first.shape, first.dtype) == (second.shape, second.dtype):
         for sum_of, added in ((first, second), (second, first)):
-            if alike and aten.is_non_overlapping_and_dense.default(sum_of) and is_held_once(sum_of):
+            if aten.is_non_overlapping_and_dense.default(sum_of) and is_held_once(sum_of):
                 return aten.add_.Tensor, (sum_of, added)
     return aten.add.Tensor, (first, second)
 

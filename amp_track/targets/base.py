@@ -153,8 +153,9 @@ def cannot_be_planned(error: Exception, target: str) -> BadInput:
     users = [frame for frame in frames if not frame.filename.startswith((*_NOT_USERS, "<"))]
     own = [frame for frame in users if "site-packages" not in frame.filename] or users
     where = f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else target
-    said = str(error) if isinstance(error, SizeFromValue) else summary(error)
-    if isinstance(error, SizeFromValue) or any(text in said for text in _NEEDS_VALUES):
+    is_size = isinstance(error, SizeFromValue)
+    said = str(error) if is_size else summary(error)
+    if is_size or any(text in said for text in _NEEDS_VALUES):
         return BadInput(
             f"{where}: {said}, because a memory plan runs the step on tensors without values. Replace "
             ".numpy(), nonzero(), boolean masks as indices, .item() for sizes, and .item() in the model's constructor "
