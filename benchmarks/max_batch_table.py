@@ -46,7 +46,7 @@ def rows_of(model: str) -> list[dict[str, str]]:
     from amp_track.memory_plan.fake_step import FakeStep
     from amp_track.memory_plan.gpus import GPUS
     from amp_track.memory_plan.predict import plan_precision
-    from amp_track.records.plan import PlanTask
+    from amp_track.records.plan import Kernels, PlanTask
     from amp_track.targets.workload import load_workload
 
     torch.set_num_threads(1)
@@ -55,7 +55,7 @@ def rows_of(model: str) -> list[dict[str, str]]:
     found = []
     for precision in PRECISIONS:
         targets = tuple(gpu.target() for gpu in GPUS if not gpu.lacks(precision))
-        task = PlanTask(precisions=(precision,), batch_size=32, targets=targets, blas_workspace_bytes=0)
+        task = PlanTask(precisions=(precision,), batch_size=32, targets=targets, kernels=Kernels())
         plan = plan_precision(step, precision, task)
         batches = {each.target: f"{each.batch_size} / {each.safe_batch_size}" for each in plan.max_batches}
         found.append({"model": model, "precision": precision} | {gpu.name: batches.get(gpu.name, "") for gpu in GPUS})

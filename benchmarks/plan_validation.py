@@ -150,7 +150,7 @@ def _max_batch(row: Published, traces: Path | None) -> Any:
     from amp_track.memory_plan.fake_step import FakeStep
     from amp_track.memory_plan.gpus import gpu_named
     from amp_track.memory_plan.predict import Prediction
-    from amp_track.memory_plan.replay import with_workspaces
+    from amp_track.memory_plan.replay import on_device
     from amp_track.targets.workload import load_workload
 
     target = gpu_named(GPU).target()
@@ -177,7 +177,7 @@ def _max_batch(row: Published, traces: Path | None) -> Any:
                     file.write_bytes(zlib.compress(pickle.dumps(trace), 3))
             if trace.recurrent:
                 raise ValueError("a model with recurrent layers has no plan")
-            known[batch_size] = with_workspaces(trace.with_next_step(), target.blas_workspace_bytes)
+            known[batch_size] = on_device(trace.with_next_step(), target.kernels)
         return known[batch_size]
 
     return Prediction(trace_at).max_batch(target, most=4096)

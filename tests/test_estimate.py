@@ -29,7 +29,7 @@ from amp_track.config.precisions import Precision
 from amp_track.memory_plan import gpus
 from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.memory_plan.predict import plan_precision
-from amp_track.records.plan import PlanTask
+from amp_track.records.plan import Kernels, PlanTask
 from amp_track.training.amp.tensors import tensors
 
 SAMPLES, TOKENS, WORDS = 4, 32, 300
@@ -233,10 +233,8 @@ def test_it_is_the_plan_of_the_same_workload(precision: str, on_cuda: bool, sett
 
     workload = Planned(width=64, depth=3)
     job = Job(workload="any", batch_size=16, learning_rate=1e-3, **settings)
-    blas_bytes = gpus.blas_workspace_bytes() if on_cuda else 0
-    task = PlanTask(
-        precisions=(), batch_size=16, targets=(), blas_workspace_bytes=blas_bytes, on_cuda=on_cuda
-    )  # fmt: skip
+    kernels = gpus.USUAL_KERNELS if on_cuda else Kernels()
+    task = PlanTask(precisions=(), batch_size=16, targets=(), kernels=kernels, on_cuda=on_cuda)
     name = Precision.named(precision).name
     planned = plan_precision(FakeStep(job, workload, workload.example(2), as_cuda=on_cuda), name, task)
     found = amp_track.estimate(

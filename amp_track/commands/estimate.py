@@ -20,9 +20,9 @@ from amp_track.memory_plan.allocator import allocator_kind
 from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.memory_plan.live_model import Call, LiveModel, MakeOptimizer, NoPlan
 from amp_track.memory_plan.predict import Prediction
-from amp_track.memory_plan.replay import fits, predict_peak, with_workspaces
+from amp_track.memory_plan.replay import fits, on_device, predict_peak
 from amp_track.records.errors import AmpTrackError, BadInput, describe_type
-from amp_track.records.plan import LARGEST_PLANNED, PlannedMaxBatch, PlanTarget, StepTrace
+from amp_track.records.plan import LARGEST_PLANNED, Kernels, PlannedMaxBatch, PlanTarget, StepTrace
 from amp_track.records.result import MODEL
 from amp_track.results.estimate import Estimate
 from amp_track.targets.base import cannot_be_planned
@@ -92,7 +92,7 @@ class _Predictor:
         return trace
 
     def estimate(self) -> Estimate:
-        trace = with_workspaces(self._trace_at(self._batch_size), gpus.blas_workspace_bytes() if self._on_cuda else 0)
+        trace = on_device(self._trace_at(self._batch_size), gpus.USUAL_KERNELS if self._on_cuda else Kernels())
         peak = predict_peak(trace, kind=self._kind)
         read = ", ".join(trace.values_read)
         return Estimate(
@@ -117,7 +117,7 @@ class _Predictor:
         return prediction.max_batch(target, most=LARGEST_PLANNED)
 
     def _trace_on(self, target: PlanTarget, batch_size: int) -> StepTrace:
-        return with_workspaces(self._trace_at(batch_size), target.blas_workspace_bytes if self._on_cuda else 0)
+        return on_device(self._trace_at(batch_size), target.kernels if self._on_cuda else Kernels())
 
     def _target(self, device: str | int) -> PlanTarget:
         """Return the target of a GPU's name, a size or bytes. Raises BadInput."""

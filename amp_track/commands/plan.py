@@ -155,8 +155,10 @@ class _Planner:
             batch_size=self.session.job.batch_size,
             targets=targets,
             max_batch_size=options.max_batch_size or LARGEST_PLANNED,
-            blas_workspace_bytes=max(
-                (each.blas_workspace_bytes for each in targets), default=gpus.blas_workspace_bytes()
+            kernels=max(
+                (each.kernels for each in targets),
+                key=lambda kernels: (kernels.blas_workspace_bytes, kernels.thread_blocks),
+                default=gpus.USUAL_KERNELS,
             ),
             effective_batch_size=options.effective_batch_size,
         )

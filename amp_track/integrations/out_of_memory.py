@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from amp_track.memory_plan import torch_internals
+from amp_track.memory_plan import gpus, torch_internals
 from amp_track.memory_plan.allocator import PlainAllocator
 from amp_track.memory_plan.explanation import explained, task_within
 from amp_track.memory_plan.live_model import (
@@ -39,7 +39,7 @@ from amp_track.memory_plan.replay import state_at_failure, state_at_request
 from amp_track.memory_plan.snapshot_reader import NOTES, Notes, state_of
 from amp_track.records.errors import summary
 from amp_track.records.memory_state import MemoryState
-from amp_track.records.plan import Category, PrecisionPlan
+from amp_track.records.plan import Category, Kernels, PrecisionPlan
 from amp_track.results.explain import ExplainResult
 from amp_track.training.amp.tensors import samples_in, tensors, unwrapped
 from amp_track.training.devices import memory_history
@@ -67,6 +67,7 @@ class OutOfMemoryWatch:
         self._optimizers = list(optimizers.values())
         self._device = device
         self._is_cuda = device.type == "cuda"
+        self._kernels = _kernels(device)
         self._is_in_step = False
         self._layers = [""]
         self._step, self._forward_passes = 0, 0
@@ -239,7 +240,7 @@ class OutOfMemoryWatch:
         """Return the memory plans within the memory that other tensors leave, or none and the reason."""
         if state.capacity_bytes is None:
             return (), "the capacity is unknown"
-        others = state.by_category.get(Category.OTHER, 0)
+        others = other_bytes(state, self._kernels.blas_workspace_bytes)
         try:
             with _predicting():
                 plans = self._plans(self._fake_step(), state.capacity_bytes - others)
@@ -281,9 +282,27 @@ class OutOfMemoryWatch:
             precisions=precisions,
             batch_size=self._samples(),
             is_cuda=self._is_cuda,
-            compute_capability=torch.cuda.get_device_capability() if self._is_cuda and not torch.version.hip else None,
+            kernels=self._kernels,
         )
         return [plan_precision(step, each, task) for each in task.precisions]
+
+
+def other_bytes(state: MemoryState, blas_workspace_bytes: int) -> int:
+    """Return the size of other tensors, without cuBLAS's workspaces of up to two threads, which are in a plan."""
+    others = [each for each in state.holdings if each.category is Category.OTHER]
+    found = sum(each.count for each in others if each.size_bytes == each.count * blas_workspace_bytes)
+    return sum(each.size_bytes for each in others) - min(found, 2) * blas_workspace_bytes
+
+
+def _kernels(device: torch.device) -> Kernels:
+    """Return the kernels of a device."""
+    if device.type != "cuda":
+        return Kernels()
+    properties = torch.cuda.get_device_properties(device)
+    capability = None if torch.version.hip else (properties.major, properties.minor)
+    threads = properties.multi_processor_count * properties.max_threads_per_multi_processor
+    kernels = gpus.named_kernels(properties.name, capability)
+    return dataclasses.replace(kernels, thread_blocks=threads // gpus.THREADS_PER_BLOCK)
 
 
 class _Precision(ForwardHook):

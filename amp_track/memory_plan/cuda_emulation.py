@@ -24,6 +24,17 @@ _FLASH_HEAD_DIM = 256
 """The largest head that flash attention supports (`sdp_utils.cpp`, check_head_dim_size_flash)."""
 
 
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Add the bias in place where it is not part of the product, as for real tensors (`linear` in `Linear.cpp`)."""
+    if bias is None or input.dim() < 3 or input.is_contiguous():
+        return aten.linear.default.decompose(input, weight, bias)  # type: ignore[no-any-return]
+    return torch.matmul(input, weight.t()).add_(bias)
+
+
+REAL_TENSOR_KERNELS: dict[str, dict[str, Operation]] = {AUTOGRAD: {"linear": _linear}}
+"""Kernels whose fake tensors would allocate otherwise than real ones on any device."""
+
+
 def replacements(autocast_dtype: torch.dtype | None) -> dict[str, dict[str, Operation]]:
     """Return the kernels that replace a CPU's, by dispatch key and `name.overload`."""
     fused: dict[str, Operation] = {
@@ -32,7 +43,7 @@ def replacements(autocast_dtype: torch.dtype | None) -> dict[str, dict[str, Oper
         "log_softmax.int": _softmax("_log_softmax"),
         "softmax.int": _softmax("_softmax"),
     }
-    return {AUTOCAST: kernels_of_cuda(autocast_dtype), AUTOGRAD: fused}
+    return {AUTOCAST: kernels_of_cuda(autocast_dtype), AUTOGRAD: fused | REAL_TENSOR_KERNELS[AUTOGRAD]}
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:

@@ -12,7 +12,7 @@ from amp_track.memory_plan import gpus
 from amp_track.memory_plan.allocator import allocator_kind
 from amp_track.memory_plan.replay import state_at_failure
 from amp_track.records.memory_state import MemoryState, WayOut
-from amp_track.records.plan import OPTIMIZER, Category, PlanTarget, PlanTask, PrecisionPlan
+from amp_track.records.plan import OPTIMIZER, Category, Kernels, PlanTarget, PlanTask, PrecisionPlan
 from amp_track.results.explain import ExplainResult
 
 _BLOCK = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)|[^.]+")
@@ -31,15 +31,15 @@ def task_within(
     precisions: tuple[str, ...],
     batch_size: int,
     is_cuda: bool,
-    compute_capability: tuple[int, int] | None = None,
+    kernels: Kernels = gpus.USUAL_KERNELS,
 ) -> PlanTask:
     """Return the inputs of the memory plans that `explained` needs."""
-    workspace_bytes = gpus.blas_workspace_bytes(compute_capability) if is_cuda else 0
+    kernels = kernels if is_cuda else Kernels()
     return PlanTask(
         precisions=precisions,
         batch_size=batch_size,
-        targets=(PlanTarget(name="", capacity_bytes=capacity_bytes, blas_workspace_bytes=workspace_bytes),),
-        blas_workspace_bytes=workspace_bytes,
+        targets=(PlanTarget(name="", capacity_bytes=capacity_bytes, kernels=kernels),),
+        kernels=kernels,
         on_cuda=is_cuda,
     )
 

@@ -103,7 +103,7 @@ class FakeStep:
 
     def _kernels(self, precision: Precision) -> contextlib.AbstractContextManager[None]:
         if not self._as_cuda:
-            return contextlib.nullcontext()
+            return torch_internals.kernels(cuda_emulation.REAL_TENSOR_KERNELS)
         return torch_internals.kernels(cuda_emulation.replacements(precision.autocast_dtype))
 
     def _train(

@@ -10,6 +10,7 @@ loaded. Messages of trainings on several GPUs were left out: communication takes
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import os
 import re
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from amp_track.config.precisions import BY_NAME
 from amp_track.config.values import memory_budget
 from amp_track.records.errors import BadInput
 from amp_track.records.hardware import Hardware
-from amp_track.records.plan import PeakRates, PlanTarget
+from amp_track.records.plan import Kernels, PeakRates, PlanTarget
 
 _GIB = 2**30
 _UNSEEN, _UNSEEN_HOPPER, _UNSEEN_BLACKWELL = (0.1, 0.55), (0.5, 0.75), (0.15, 0.9)
@@ -27,6 +28,10 @@ _EAGER_GIB = 1.3, 1.6
 """Memory that the kernels of all libraries take beyond a context, if CUDA loads them eagerly: before torch 1.13 and
 CUDA 11.7, or with CUDA_MODULE_LOADING=EAGER. On an RTX 3090 a context of torch alone then took 1.45 GiB (pytorch#49877)
 to 1.65 (pytorch#55277), and in trainings 1.6 (huggingface.co/blog/zero-deepspeed-fairscale) to 1.9 GiB were in use."""
+
+_FEWER_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+"""The resident threads of a multiprocessor by compute capability, where they are fewer than 2048."""
+THREADS_PER_BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -55,10 +60,23 @@ class Gpu:
             name=self.name,
             capacity_bytes=sum(range_bytes) // 2,
             range_bytes=range_bytes,
-            blas_workspace_bytes=blas_workspace_bytes(self.compute_capability),
+            kernels=self.kernels(),
             is_gpu=True,
             lacks=tuple((name, reason) for name in BY_NAME if (reason := self.lacks(name))),
             rates=RATES.get(self.name),
+        )
+
+    def kernels(self) -> Kernels:
+        """Return its kernels.
+
+        The threads of a multiprocessor are those of the CUDA programming guide's table of compute capabilities.
+        """
+        threads = _FEWER_THREADS.get(self.compute_capability, 2048)
+        return Kernels(
+            blas_workspace_bytes=blas_workspace_bytes(self.compute_capability),
+            thread_blocks=MULTIPROCESSORS[self.name] * threads // THREADS_PER_BLOCK,
+            blas_lt_workspace_bytes=_blas_lt_workspace_bytes(),
+            uses_cudnn_attention=_prefers_cudnn_attention(self.compute_capability),
         )
 
     def lacks(self, precision: str) -> str:
@@ -77,7 +95,7 @@ def loads_all_kernels() -> bool:
 
 def target_of_size(text: str) -> PlanTarget:
     """Return the target for a size such as `6GiB`, on most GPUs. Raises ValueError if it is none."""
-    return PlanTarget(name=text, capacity_bytes=memory_budget(text), blas_workspace_bytes=blas_workspace_bytes())
+    return PlanTarget(name=text, capacity_bytes=memory_budget(text), kernels=USUAL_KERNELS)
 
 
 def blas_workspace_bytes(compute_capability: tuple[int, int] | None = None) -> int:
@@ -89,12 +107,56 @@ def blas_workspace_bytes(compute_capability: tuple[int, int] | None = None) -> i
     return 32 * 2**20 if is_hopper else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
-def blas_workspace_of(hardware: Hardware) -> int:
-    """Return that size for a device of this machine; 0 without CUDA."""
+def _blas_lt_workspace_bytes() -> int:
+    """Return the size of cuBLASLt's own workspace: newer releases of torch share that of cuBLAS.
+
+    It was 1 MiB with torch 2.11. The documentation of 2.14 says that it is shared; what lies between is assumed to.
+    """
+    return 2**20 if _torch_release() <= (2, 11) else 0
+
+
+def _prefers_cudnn_attention(compute_capability: tuple[int, int] | None) -> bool:
+    """Return whether torch prefers cuDNN's attention to flash attention, given a cuDNN from 9.15 on.
+
+    Seen with torch 2.11 (`check_prefer_cudnn_attention` in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+    """
+    return compute_capability is not None and compute_capability[0] in (9, 10) and _torch_release() >= (2, 11)
+
+
+def _torch_release() -> tuple[int, int]:
+    """Return (major, minor) of the installed torch, without importing it."""
+    major, minor = importlib.metadata.version("torch").split(".")[:2]
+    return int(major), int(minor)
+
+
+USUAL_KERNELS = Kernels(
+    blas_workspace_bytes=blas_workspace_bytes(),
+    blas_lt_workspace_bytes=_blas_lt_workspace_bytes(),
+    thread_blocks=1536,
+)
+"""Of a GPU that is not known. The number of thread blocks is that of an RTX 4090."""
+
+
+def device_kernels(hardware: Hardware) -> Kernels:
+    """Return the kernels of a device of this machine; without CUDA, kernels that need no memory."""
     if hardware.kind != "cuda":
-        return 0
+        return Kernels()
     found = re.search(r"compute capability (\d+)\.(\d+)", hardware.capability)
-    return blas_workspace_bytes((int(found[1]), int(found[2])) if found else None)
+    return named_kernels(hardware.name, (int(found[1]), int(found[2])) if found else None)
+
+
+def named_kernels(name: str, compute_capability: tuple[int, int] | None) -> Kernels:
+    """Return the kernels of a CUDA device; what is not known of it is that of most GPUs."""
+    try:
+        blocks = gpu_named(name).kernels().thread_blocks
+    except BadInput:
+        blocks = USUAL_KERNELS.thread_blocks
+    return Kernels(
+        blas_workspace_bytes=blas_workspace_bytes(compute_capability),
+        blas_lt_workspace_bytes=_blas_lt_workspace_bytes(),
+        thread_blocks=blocks,
+        uses_cudnn_attention=_prefers_cudnn_attention(compute_capability),
+    )
 
 
 GPUS = (
@@ -168,6 +230,22 @@ GPUS = (
         "TrajectoryCrafter/TrajectoryCrafter#20, Wan-Video/Wan2.1#465",
     ),
 )
+
+MULTIPROCESSORS = {
+    "Tesla T4": 40, "Tesla P100 16GB": 56, "Tesla V100 16GB": 80, "Tesla V100 32GB": 80,
+    "NVIDIA A10": 72, "NVIDIA A30": 56, "NVIDIA A40": 84, "NVIDIA L4": 58, "NVIDIA L40": 142, "NVIDIA L40S": 142,
+    "NVIDIA A100 40GB": 108, "NVIDIA A100 80GB": 108, "NVIDIA H20 96GB": 78, "NVIDIA H100 80GB": 132,
+    "NVIDIA H100 NVL 94GB": 132, "NVIDIA GH200 96GB": 132, "NVIDIA H200 141GB": 132, "NVIDIA B200": 148,
+    "NVIDIA GB200": 152, "RTX A2000 12GB": 26, "RTX A4000": 48, "RTX A5000": 64, "RTX A6000": 84,
+    "RTX 6000 Ada": 142, "RTX PRO 6000 Blackwell": 188, "Quadro RTX 8000": 72, "Titan RTX": 72,
+    "GeForce GTX 1080 Ti": 28, "GeForce RTX 2080 Ti": 68, "GeForce RTX 3060 12GB": 28, "GeForce RTX 3060 Ti": 38,
+    "GeForce RTX 3070": 46, "GeForce RTX 3080 10GB": 68, "GeForce RTX 3080 12GB": 70, "GeForce RTX 3080 Ti": 80,
+    "GeForce RTX 3090": 82, "GeForce RTX 3090 Ti": 84, "GeForce RTX 4060 Laptop": 24, "GeForce RTX 4060 Ti 8GB": 34,
+    "GeForce RTX 4070": 46, "GeForce RTX 4070 Ti": 60, "GeForce RTX 4070 Ti SUPER": 66, "GeForce RTX 4080": 76,
+    "GeForce RTX 4080 SUPER": 80, "GeForce RTX 4090": 128, "GeForce RTX 5060 Ti 16GB": 36,
+    "GeForce RTX 5070 Ti": 70, "GeForce RTX 5080": 84, "GeForce RTX 5090": 170,
+}  # fmt: skip
+"""Multiprocessors by NVIDIA's data sheets; of two versions, the larger number (H100: SXM)."""
 
 
 def _rates(gb_per_s: float, fp32_tflops: float, half_tflops: float | None = None) -> PeakRates:

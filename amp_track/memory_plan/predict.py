@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from amp_track.config.job import micro_batch
 from amp_track.memory_plan.allocator import SEGMENT_ROUNDING_BYTES, CachingAllocator, allocator_kind
-from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, predict_peak, replayed, with_workspaces
+from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, on_device, predict_peak, replayed
 from amp_track.memory_plan.speed import samples_per_second
 from amp_track.records.plan import (
     Forecast,
+    Kernels,
     PeakMemory,
     PlannedMaxBatch,
     PlanTarget,
@@ -172,13 +173,13 @@ def plan_precision(step: FakeStep, precision: str, task: PlanTask) -> PrecisionP
     kind = allocator_kind(on_cuda=task.on_cuda)
 
     @functools.cache
-    def prediction(blas_workspace_bytes: int) -> Prediction:
-        on_target = functools.cache(lambda batch_size: with_workspaces(trace_at(batch_size), blas_workspace_bytes))
+    def prediction(kernels: Kernels) -> Prediction:
+        on_target = functools.cache(lambda batch_size: on_device(trace_at(batch_size), kernels))
         return Prediction(on_target, kind=kind)
 
     max_batches = {}
     for target in sorted(task.targets, key=lambda target: -target.capacity_bytes):  # traces the largest batch first
-        on_target = prediction(target.blas_workspace_bytes)
+        on_target = prediction(target.kernels)
         max_batch = on_target.max_batch(target, most=task.max_batch_size)
         if task.effective_batch_size is not None:
             way = on_target.way_to(task.effective_batch_size, max_batch.safe_batch_size, target.safe_bytes)
@@ -186,14 +187,12 @@ def plan_precision(step: FakeStep, precision: str, task: PlanTask) -> PrecisionP
         speed = samples_per_second(trace_at, max_batch.safe_batch_size, target.rates)
         max_batches[target.name] = dataclasses.replace(max_batch, samples_per_s=speed)
     traced = trace_at(task.batch_size)
-    trace = with_workspaces(traced, task.blas_workspace_bytes)
+    trace = on_device(traced, task.kernels)
     return PrecisionPlan(
         precision=precision,
         batch_size=task.batch_size,
         peak=predict_peak(trace, kind=kind),
-        peak_with_workspaces=predict_peak(
-            with_workspaces(traced, task.blas_workspace_bytes, convolutions=True), kind=kind
-        ),
+        peak_with_workspaces=predict_peak(on_device(traced, task.kernels, convolutions=True), kind=kind),
         trace=trace,
         max_batches=tuple(max_batches[target.name] for target in task.targets),
     )
@@ -237,11 +236,12 @@ class ReplayedMemory:
     def __init__(self, family: TraceFamily, *, most: int) -> None:
         self._family = family
         self._most = most
-        self._fits = functools.cache(self._replay)
+        self.fits: Callable[[int, int], bool] = functools.cache(self._replay)
+        """Batch size, limit in bytes -> whether the step runs."""
         self.allocated_bytes: Callable[[int], int] = functools.cache(self._replay_without_limit)
         """Batch size -> the peak of the allocated bytes, without a limit."""
         self.needed_bytes: Callable[[int], int] = functools.cache(self._smallest_limit)
-        """Batch size -> the smallest limit, in full segments, within which the step runs."""
+        """Batch size -> a limit, in full segments, within which the step runs, but not within one segment less."""
 
     def largest_within(self, limit_bytes: int, *, above: int = 0, below: int | None = None) -> int:
         """Return a large batch between two bounds that runs within a limit, or `above` if none does.
@@ -250,7 +250,7 @@ class ReplayedMemory:
         """
         below = self._most + 1 if below is None else below
         start = _most_without_gaps(self._family, limit_bytes, above=above, below=below)
-        return bisect_down(lambda size: self._fits(size, limit_bytes), above=above, start=start)
+        return bisect_down(lambda size: self.fits(size, limit_bytes), above=above, start=start)
 
     def _replay(self, batch_size: int, limit_bytes: int) -> bool:
         return fits(self._family.first, self._family.sizes_at(batch_size), limit_bytes)
@@ -261,7 +261,7 @@ class ReplayedMemory:
 
     def _smallest_limit(self, batch_size: int) -> int:
         too_few = bisect_largest(
-            lambda segments: not self._fits(batch_size, segments * SEGMENT_ROUNDING_BYTES),
+            lambda segments: not self.fits(batch_size, segments * SEGMENT_ROUNDING_BYTES),
             above=math.ceil(_alive_bytes(self._family, batch_size) / SEGMENT_ROUNDING_BYTES) - 1,
             below=sys.maxsize,
         )

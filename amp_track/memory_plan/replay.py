@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,23 @@ from typing import Any
 
 from amp_track.memory_plan.allocator import Block, CachingAllocator, SimulatedOutOfMemory
 from amp_track.records.memory_state import MemoryState
-from amp_track.records.plan import LARGEST_SHOWN, Category, PeakMemory, StepTrace, Storage, grouped
+from amp_track.records.plan import (
+    BLAS_LT_WORKSPACE,
+    BLAS_WORKSPACE,
+    CUDNN_ATTENTION,
+    LARGEST_SHOWN,
+    WINOGRAD,
+    Category,
+    Kernels,
+    Limits,
+    PeakMemory,
+    StepTrace,
+    Storage,
+    grouped,
+)
 
+_REPLACEABLE = (Category.CONVOLUTIONS,)
+"""Without room for them, PyTorch tries the next engine (`try_configs` in aten/src/ATen/native/cudnn/Conv_v8.cpp)."""
 STEPS = 5
 """Steps to replay: in validation against published measurements, two steps predicted too large a batch more often."""
 
@@ -37,10 +53,20 @@ class TraceFamily:
     def sizes_at(self, batch_size: int) -> list[int]:
         """Return the size of each storage in bytes at that batch size."""
         start, distance = self.first.batch_size, self.second.batch_size - self.first.batch_size
-        return [
+        sizes = [
             max(one.size_bytes + (other.size_bytes - one.size_bytes) * (batch_size - start) // distance, 0)
             for one, other in zip(self.first.storages, self.second.storages, strict=True)
         ]
+        for index, first, second in self._limited:
+            limits = first if first == second else first.between(second, (batch_size - start) / distance)
+            sizes[index] = limits.within(sizes[index])
+        return sizes
+
+    @functools.cached_property
+    def _limited(self) -> list[tuple[int, Limits, Limits]]:
+        """The storages with limits, by index, with those of both traces."""
+        pairs = enumerate(zip(self.first.storages, self.second.storages, strict=True))
+        return [(index, one.limits, other.limits) for index, (one, other) in pairs if one.limits and other.limits]
 
     def holds(self, trace: StepTrace) -> bool:
         """Return True if a third trace is exactly the family's trace at its batch size."""
@@ -49,30 +75,40 @@ class TraceFamily:
     def at(self, batch_size: int) -> StepTrace:
         """Return the trace at that batch size."""
         storages = (
-            dataclasses.replace(storage, size_bytes=size)
+            dataclasses.replace(storage, size_bytes=size, limits=None)
             for storage, size in zip(self.first.storages, self.sizes_at(batch_size), strict=True)
         )
         return dataclasses.replace(self.first, batch_size=batch_size, storages=tuple(storages))
 
 
-def with_workspaces(trace: StepTrace, size_bytes: int, *, convolutions: bool = False) -> StepTrace:
-    """Return the trace for a device whose libraries keep workspaces of that size.
+def on_device(trace: StepTrace, kernels: Kernels, *, convolutions: bool = False) -> StepTrace:
+    """Return the trace for a device with these kernels: with the sizes of their workspaces and buffers.
 
     `convolutions` keeps the workspaces of cuDNN's Winograd engine, which are left out otherwise.
     """
-    known = {Category.WORKSPACES: size_bytes} | ({} if convolutions else {Category.CONVOLUTIONS: 0})
-    storages = (
-        dataclasses.replace(storage, size_bytes=known[storage.category]) if storage.category in known else storage
-        for storage in trace.storages
-    )
-    return dataclasses.replace(trace, storages=tuple(storages))
+    sizes = {
+        BLAS_WORKSPACE: kernels.blas_workspace_bytes,
+        BLAS_LT_WORKSPACE: kernels.blas_lt_workspace_bytes,
+        **({} if convolutions else {WINOGRAD: 0}),
+        **({} if kernels.uses_cudnn_attention else {CUDNN_ATTENTION: 0}),
+    }
+
+    def sized(storage: Storage) -> Storage:
+        if storage.operation in sizes:
+            return dataclasses.replace(storage, size_bytes=sizes[storage.operation])
+        if (limits := storage.limits) is not None:
+            limits = dataclasses.replace(limits, thread_blocks=kernels.thread_blocks)
+            return dataclasses.replace(storage, limits=limits)
+        return storage
+
+    return dataclasses.replace(trace, storages=tuple(map(sized, trace.storages)))
 
 
 def predict_peak(
     trace: StepTrace, *, capacity_bytes: int | None = None, kind: type[CachingAllocator] = CachingAllocator
 ) -> PeakMemory:
     """Return the peak memory of a traced step, which must fit the capacity."""
-    allocator = kind(capacity_bytes)
+    allocator, trace = kind(capacity_bytes), trace.sized()
     end, failed = _peak_and_failure(trace, allocator)
     assert failed is None, "the step fits"
     living = _living(trace, end)
@@ -95,7 +131,7 @@ def state_at_failure(
     trace: StepTrace, capacity_bytes: int | None, *, kind: type[CachingAllocator] = CachingAllocator
 ) -> MemoryState:
     """Return the memory when an allocation of the step fails, or at its peak if all fit the capacity."""
-    allocator = kind(capacity_bytes)
+    allocator, trace = kind(capacity_bytes), trace.sized()
     end, failed = _peak_and_failure(trace, allocator)
     if failed is None:
         return _state(
@@ -157,8 +193,11 @@ def replayed(trace: StepTrace, sizes: Sequence[int], allocator: CachingAllocator
 
 
 def most_alive_bytes(trace: StepTrace, sizes: Sequence[int], *, rounding_bytes: int = 1) -> int:
-    """Return the peak of live bytes, without an allocator, each storage rounded up."""
-    sizes = [-(-size // rounding_bytes) * rounding_bytes for size in sizes] if rounding_bytes > 1 else sizes
+    """Return the peak of live bytes that a step cannot do without: without an allocator, each storage rounded up."""
+    needed = (
+        0 if storage.category in _REPLACEABLE else size for storage, size in zip(trace.storages, sizes, strict=True)
+    )
+    sizes = [-(-size // rounding_bytes) * rounding_bytes for size in needed]
     alive = most = 0
     for index in trace.events:
         alive += sizes[index] if index >= 0 else -sizes[~index]
@@ -173,6 +212,7 @@ def state_at_request(trace: StepTrace, size_bytes: int) -> MemoryState | None:
     allocations have used, if that is more.
     """
     alive = most = most_with_it = event = capacity_bytes = 0
+    trace = trace.sized()
     for position, index in enumerate(trace.events):
         size = trace.storages[index if index >= 0 else ~index].size_bytes
         alive += size if index >= 0 else -size
@@ -204,7 +244,11 @@ def replay_of(
                 if (block := blocks.pop(~index, None)) is not None:
                     allocator.free(block)
             elif sizes[index]:
-                block = blocks[index] = allocator.allocate(sizes[index])
+                try:
+                    block = blocks[index] = allocator.allocate(sizes[index])
+                except SimulatedOutOfMemory:
+                    if trace.storages[index].category not in _REPLACEABLE:
+                        raise
             yield position, block
 
     yield from run(0)
@@ -251,7 +295,7 @@ def timeline(trace: StepTrace) -> Timeline:
     start = phases[0].first_event
     alive: Counter[Category] = Counter()
     rows: list[tuple[Counter[Category], int, int]] = []
-    allocator = CachingAllocator()
+    allocator, trace = CachingAllocator(), trace.sized()
     for position, _ in replay_of(trace, trace.sizes, allocator):
         if position == start:
             rows.clear()  # the last of the repeated steps counts

@@ -22,7 +22,7 @@ def snapshot(trace: StepTrace) -> bytes:
     events: list[dict[str, Any]] = []
     living: dict[int, tuple[Block, Storage]] = {}
     known_segments: set[int] = set()
-    allocator = CachingAllocator()
+    allocator, trace = CachingAllocator(), trace.sized()
     for position, block in replay_of(trace, trace.sizes, allocator):
         index = trace.events[position]
         if index < 0:

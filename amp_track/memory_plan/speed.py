@@ -28,6 +28,9 @@ def samples_per_second(trace_at: Callable[[int], StepTrace], batch_size: int, ra
     return batch_size * first.samples / first.batch_size / seconds if seconds > 0 else None
 
 
+_NO_TENSORS = Category.CONVOLUTIONS, Category.BUFFERS
+
+
 def seconds_per_step(trace: StepTrace, rates: PeakRates) -> float | None:
     """Return the estimated seconds of the last step: those of its arithmetic, and those of its memory traffic.
 
@@ -42,7 +45,7 @@ def seconds_per_step(trace: StepTrace, rates: PeakRates) -> float | None:
 
 
 def allocated_bytes(trace: StepTrace) -> int:
-    """Return the size of all storages that the last step allocates, without workspaces of convolutions."""
+    """Return the size of all tensors that the last step allocates."""
     events = trace.events[trace.last_step[0].first_event :]
     storages = (trace.storages[event] for event in events if event >= 0)
-    return sum(each.size_bytes for each in storages if each.category is not Category.CONVOLUTIONS)
+    return sum(each.size_bytes for each in storages if each.category not in _NO_TENSORS)

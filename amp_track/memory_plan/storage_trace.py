@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,13 +21,27 @@ from amp_track.memory_plan.torch_internals import (
     storage_key,
     tree_leaves,
 )
-from amp_track.records.plan import OPTIMIZER, Category, Phase, Storage
+from amp_track.records.plan import (
+    BLAS_LT_WORKSPACE,
+    BLAS_WORKSPACE,
+    CUDNN_ATTENTION,
+    OPTIMIZER,
+    WINOGRAD,
+    Category,
+    Limits,
+    Phase,
+    Storage,
+)
 
 _BLAS = {
     aten.mm, aten.addmm, aten.addmm_, aten.bmm, aten.baddbmm, aten.baddbmm_, aten.addbmm, aten.addbmm_, aten.mv,
     aten.addmv, aten.addmv_, aten.dot, aten.vdot, aten._addmm_activation, aten._scaled_mm,
 }  # fmt: skip
 """Operations that call cuBLAS: https://docs.pytorch.org/docs/stable/notes/cuda.html#cublas-workspaces"""
+_ATTENTION_BACKWARD = (
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+)
 
 
 class SizeFromValue(Exception):
@@ -87,14 +101,16 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._as_cuda:
             self._count(func, args, kwargs or {}, result)
         if not func.is_view:
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, Tensor):
-                    self._note(leaf, func, args)
-            if self._as_cuda and (size_bytes := workspace_bytes(func, args)):
-                lent = self._born(size_bytes, Category.CONVOLUTIONS, self._layer(), "cuDNN")
-                self.events.append(~lent)
-            if self._as_cuda and self.phases and func.overloadpacket in _BLAS:
-                self._note_blas()
+            leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+            if self._as_cuda and func is aten.native_dropout.default:
+                leaves.reverse()  # CUDA's kernel allocates the mask first
+            copied = layout_copies(func, args, result) if self._as_cuda else []
+            for leaf, copied_bytes in copied or [(leaf, 0) for leaf in leaves]:
+                self._note(leaf, func, args)
+                if copied_bytes:
+                    self._lend((copied_bytes, Category.CONVOLUTIONS, "cuDNN", None))
+            if self._as_cuda:
+                self._note_buffers(func, args, copies=bool(copied))
         return result
 
     def begin(self, phase: str, step: int) -> None:
@@ -123,7 +139,27 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             self.half_flops += flops if first.dtype.itemsize == 2 else 0
 
-    def _note_blas(self) -> None:
+    def _note_buffers(self, func: OpOverload, args: tuple[Any, ...], *, copies: bool) -> None:
+        """Record what a kernel allocates after its output, and frees at its end unless it is a workspace of cuBLAS."""
+        if not copies and (size_bytes := workspace_bytes(func, args)):
+            self._lend((size_bytes, Category.CONVOLUTIONS, WINOGRAD, None))
+        elif func in _ATTENTION_BACKWARD and (size_bytes := attention_bytes(args[1])):
+            self._lend((size_bytes, Category.BUFFERS, CUDNN_ATTENTION, None))
+        elif func is aten.sum.dim_IntList and (summed := sum_buffer(args[0], args[1])) is not None:
+            self._lend((summed[0], Category.BUFFERS, "sum", summed[1]))
+        elif func is aten.native_layer_norm_backward.default:
+            size_bytes, limits = norm_buffer(args[1], args[2])
+            buffer = (size_bytes, Category.BUFFERS, "native_layer_norm_backward", limits)
+            self._lend(*[buffer] * sum(args[-1][1:]))  # for the gradients of weight and bias
+        if self.phases and func.overloadpacket in _BLAS:
+            self._note_blas(func)
+
+    def _lend(self, *buffers: tuple[int, Category, str, Limits | None]) -> None:
+        """Record buffers that live during a kernel, by size in bytes, category, operation and limits."""
+        born = [self._born(size, category, self._layer(), name, limits) for size, category, name, limits in buffers]
+        self.events += [~buffer for buffer in born]
+
+    def _note_blas(self, func: OpOverload) -> None:
         """Record the workspace that cuBLAS allocates at its first call in a thread, after the output, and keeps.
 
         Its size depends on the device, which is unknown here: 1 stands for it. The backward pass has its own thread.
@@ -131,7 +167,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         thread = "backward" if self.phases[-1].name == "backward" else "forward"
         if thread not in self._blas_threads:
             self._blas_threads.add(thread)
-            self._born(1, Category.WORKSPACES, "", f"cuBLAS, {thread}")
+            self._born(1, Category.WORKSPACES, "", BLAS_WORKSPACE)
+        if func is aten.addmm.default and "Lt" not in self._blas_threads:
+            self._blas_threads.add("Lt")
+            self._born(1, Category.WORKSPACES, "", BLAS_LT_WORKSPACE)
 
     def _note(self, tensor: Tensor, operation: OpOverload, args: tuple[Any, ...]) -> None:
         if tensor.device.type != self._device_type or storage_key(tensor) in self._living:
@@ -152,8 +191,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         index = self._born(size_bytes, category, layer, operation)
         self._living[key] = index, weakref.ref(storage, lambda _: self._died(key))
 
-    def _born(self, size_bytes: int, category: Category, layer: str, operation: str) -> int:
-        self.storages.append(Storage(size_bytes=size_bytes, category=category, layer=layer, operation=operation))
+    def _born(
+        self, size_bytes: int, category: Category, layer: str, operation: str, limits: Limits | None = None
+    ) -> int:
+        self.storages.append(
+            Storage(size_bytes=size_bytes, category=category, layer=layer, operation=operation, limits=limits)
+        )
         self.events.append(len(self.storages) - 1)
         return len(self.storages) - 1
 
@@ -224,3 +267,106 @@ def workspace_bytes(operation: OpOverload, args: tuple[Any, ...]) -> int:
     tiles = batch * math.prod(math.ceil(side / _TILE) for side in outputs)
     filters = weight.shape[0]
     return int(_TRANSFORMED_TILE * (tiles * (channels + filters) + channels * filters) * input.dtype.itemsize)
+
+
+def layout_copies(operation: OpOverload, args: tuple[Any, ...], result: Any) -> list[tuple[Tensor, int]]:
+    """Return each output of a convolution, and the bytes of copies that cuDNN makes for it; none of other operations.
+
+    Tensor cores compute 16-bit convolutions in channels-last format. Tensors in the usual format are copied, with
+    channels padded to four. A 1 × 1 convolution is a matrix product in either format if pixels are aligned. Seen in
+    the allocator's history of ResNets with cuDNN 9.19 on an H200, where workspaces had this size and up to 12 MiB more.
+    """
+    if operation is aten.convolution.default and len(args) == 9:
+        input, weight, _, stride, _, _, transposed, _, groups = args
+        output = result
+    elif operation is aten.convolution_backward.default and len(args) == 11:
+        output, input, weight, _, stride, _, _, transposed, _, groups = args[:10]
+    else:
+        return []
+    pixels = math.prod(input.shape[2:])
+    if input.dtype.itemsize != 2 or input.dim() != 4 or groups != 1 or pixels == 1:
+        return []
+    is_one_by_one = {*weight.shape[2:]} == {1}
+    is_channels_last = 1 in (input.stride(1), 0 if is_one_by_one else weight.stride(1))  # maybe of one channel
+    if not input.is_contiguous() or is_channels_last:
+        return []
+    copied = [input, output] if is_one_by_one else [input, output, weight.transpose(0, 1) if transposed else weight]
+    size_bytes = 0
+    for first, channels, *rest in (tensor.shape for tensor in copied):
+        size_bytes += first * math.ceil(channels / _ALIGNED) * _ALIGNED * math.prod(rest) * 2
+    is_product = is_one_by_one and {*stride} == {1}
+    of_product = 0 if is_product and pixels % _ALIGNED == 0 else size_bytes
+    if operation is aten.convolution.default:
+        return [(output, of_product)]
+    of_weight = 0 if is_product and pixels % (2 * _ALIGNED) == 0 else size_bytes
+    sizes = zip(result, (of_product, of_weight, 0), strict=True)
+    return [(gradient, size) for gradient, size in sizes if gradient is not None]
+
+
+_ALIGNED = 4
+"""Channels, or pixels of a channel, that cuDNN reads at once."""
+
+
+def attention_bytes(query: Tensor) -> int:
+    """Return the workspace in bytes of cuDNN's attention in the backward pass; 0 if it does not support the query.
+
+    It sums the gradient of the query (batch, heads, length, head) in float32, and keeps a number for each row. Measured
+    with cuDNN 9.19 on an H200 to 256 bytes.
+    """
+    *rows, head = query.shape
+    if query.dtype.itemsize != 2 or head % 8 or head > _CUDNN_HEAD:
+        return 0
+    return math.prod(rows) * (head + 1) * 4 + 256
+
+
+_CUDNN_HEAD = 128
+"""The largest head of cuDNN's attention in the backward pass."""
+_VECTOR, _WARP, _BLOCK = 4, 32, 128
+"""The outputs of a thread, and the threads of a warp and of a thread block, in a sum of contiguous outputs."""
+_VALUES = 16, 256
+"""The least number of values that a thread adds, and the number from which on a sum is split over thread blocks."""
+
+
+def sum_buffer(input: Tensor, dims: Sequence[int] | None) -> tuple[int, Limits] | None:
+    """Return the buffer in bytes of a sum that CUDA splits over thread blocks, such as a bias's gradient, or None.
+
+    It has a float32 for each output, thread block and thread that shares the output: 24 MiB for the gradient of a bias
+    of 384 from 8,192 rows, and as much as the GPU's thread blocks allow (132 MiB on an H200) from more. Only sums that
+    keep the contiguous dimension are split like this (`setReduceConfig` and `global_memory_size` in
+    aten/src/ATen/native/cuda/Reduce.cuh). Buffers of other sums are small. An input above 2 GiB is summed in parts.
+    """
+    summed = {dim % input.dim() for dim in dims} if dims and input.dim() else set()
+    contiguous = [dim for dim in range(input.dim()) if input.stride(dim) == 1 and input.shape[dim] > 1]
+    if not summed or not contiguous or contiguous[0] in summed or input.shape[contiguous[0]] % _VECTOR:
+        return None
+    if not input.numel():
+        return None
+    outputs = math.prod(size for dim, size in enumerate(input.shape) if dim not in summed)
+    width = min(2 ** int(math.log2(outputs // _VECTOR)), _WARP)  # threads beside each other, for different outputs
+    grid = math.ceil(outputs / _VECTOR / width)
+    least, most = _VALUES
+    of_one_split = 4 * outputs * width * _VECTOR
+    bytes_per_value = 4 * _VECTOR * width * width / _BLOCK / least  # of a buffer, without limits
+    limits = Limits(
+        least_bytes=of_one_split * most // least,
+        bytes_per_block=of_one_split // grid,
+        least_blocks=grid,
+        part=most // least,
+        least_when_split_bytes=int(2**31 / input.dtype.itemsize * bytes_per_value) // (most // least),
+    )
+    return int(input.numel() * bytes_per_value), limits
+
+
+def norm_buffer(input: Tensor, normalized_shape: Sequence[int]) -> tuple[int, Limits]:
+    """Return one of the two buffers in bytes of a layer norm's backward pass: for the gradients of weight and bias.
+
+    From 65,536 rows on, blocks of 32 rows are summed first (`LaunchGammaBetaBackwardCUDAKernel` in
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu).
+    """
+    features = math.prod(normalized_shape)
+    limits = Limits(
+        least_bytes=2**16 // 32 * features * 4,
+        most_bytes=2**15 * 32 * 4,
+        least_blocks=features * 12 // 16,  # more than a multiprocessor for 16 features, with 12 blocks each
+    )
+    return input.numel() // 32 * 4, limits

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from amp_track.records.plan import LARGEST_SHOWN, OPTIMIZER, Category, Holding
 
 _BY_BATCH = Category.ACTIVATIONS, Category.BATCH, Category.TEMPORARIES
-"""Categories whose allocations may grow with the batch size."""
+"""Categories whose allocations may grow with the batch size; those of convolutions do, beside a constant part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,11 @@ class MemoryState:
         """
         if not self.batch_size:
             return 0
+        convolutions = sum(one.size_bytes for one in self.holdings if one.category is Category.CONVOLUTIONS)
         grows = [one for one in self.holdings if one.size_bytes // one.count % self.batch_size == 0]
         grows += [self.failed] if self.failed is not None else []
-        return sum(one.size_bytes for one in grows if one.category in _BY_BATCH and one.layer != OPTIMIZER)
+        sizes = (one.size_bytes for one in grows if one.category in _BY_BATCH and one.layer != OPTIMIZER)
+        return convolutions + sum(sizes)
 
     def max_batch(self, *, saved_bytes: float = 0, saved_sample_bytes: float = 0) -> int | None:
         """Return the batch size at which all this fits, if sizes grow linearly; None if too little is known.

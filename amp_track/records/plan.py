@@ -15,6 +15,8 @@ from typing import Any
 
 OPTIMIZER = "(optimizer)"
 """The layer of storages that the optimizer creates, which belong to no layer of the model."""
+BLAS_WORKSPACE, BLAS_LT_WORKSPACE, CUDNN_ATTENTION, WINOGRAD = "cuBLAS", "cuBLASLt", "cuDNN attention", "cuDNN Winograd"
+"""The operations of workspaces whose size depends on the GPU, its libraries, or the choice of cuDNN."""
 LARGEST_SHOWN = 10
 """The number of storages or layers that are listed."""
 SAFETY_MARGIN = 0.04
@@ -38,7 +40,47 @@ class Category(StrEnum):
     TEMPORARIES = "temporaries"  # everything else that is allocated within a step
     WORKSPACES = "workspaces"  # allocated by libraries at their first call, and kept
     CONVOLUTIONS = "workspaces of convolutions"  # allocated by a convolution during its call
+    BUFFERS = "buffers of kernels"  # allocated by a sum, norm or attention during its call
     OTHER = "other tensors"  # of an unknown use: only in snapshots of torch's allocator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """The properties of a GPU and its libraries on which the memory of kernels depends, in addition to tensors."""
+
+    blas_workspace_bytes: int = 0  # the cuBLAS workspace of each thread that calls cuBLAS
+    blas_lt_workspace_bytes: int = 0  # that of cuBLASLt, if it has its own
+    thread_blocks: int = 0  # of 128 threads, that the GPU runs at the same time
+    uses_cudnn_attention: bool = False  # instead of flash attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The limits of a buffer that a kernel allocates to split its work over thread blocks."""
+
+    least_bytes: int  # if it would be smaller, the work is not split
+    least_blocks: int  # a GPU that runs fewer thread blocks does not split the work either
+    bytes_per_block: int = 0
+    most_bytes: int = 0  # whatever the number of thread blocks
+    part: int = 1
+    least_when_split_bytes: int = 0
+    """A buffer has at least 1 / `part` of its size without limits, up to this: the work of a thread is limited, too."""
+    thread_blocks: int = 0  # of the GPU; 0 before it is known
+
+    def within(self, size_bytes: int) -> int:
+        """Return the size of a buffer that would have this size without limits."""
+        if size_bytes < self.least_bytes or self.thread_blocks < max(self.least_blocks, 1):
+            return 0
+        most_bytes = self.most_bytes or self.thread_blocks * self.bytes_per_block
+        return max(min(size_bytes, most_bytes), min(size_bytes // self.part, self.least_when_split_bytes))
+
+    def between(self, other: Limits, fraction: float) -> Limits:
+        """Return the limits at that fraction of the way to another batch size, where the outputs are more, too."""
+        at = {
+            name: round(getattr(self, name) + (getattr(other, name) - getattr(self, name)) * fraction)
+            for name in ("least_bytes", "least_blocks")
+        }
+        return dataclasses.replace(self, **at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +92,8 @@ class Storage:
     layer: str  # the layer that allocated it, named as in `named_modules()`
     operation: str
     """The operation that allocated it: `convolution`, `addmm`, …; empty if allocated before the first step."""
+    limits: Limits | None = None
+    """Those of its size. `size_bytes` disregards them, so that it is linear in the batch size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +136,18 @@ class StepTrace:
 
     @property
     def sizes(self) -> list[int]:
-        return [storage.size_bytes for storage in self.storages]
+        """The size of each storage in bytes, within its limits."""
+        return [
+            each.size_bytes if each.limits is None else each.limits.within(each.size_bytes) for each in self.storages
+        ]
+
+    def sized(self) -> StepTrace:
+        """Return the trace with its limits applied to `size_bytes`. It can no longer be interpolated."""
+        storages = (
+            storage if storage.limits is None else dataclasses.replace(storage, size_bytes=size, limits=None)
+            for storage, size in zip(self.storages, self.sizes, strict=True)
+        )
+        return dataclasses.replace(self, storages=tuple(storages))
 
     @property
     def last_step(self) -> list[Phase]:
@@ -204,7 +259,7 @@ class PlanTarget:
 
     name: str  # as the user typed it: `6GiB`, or the name of a GPU
     capacity_bytes: int  # the bytes that the allocator is expected to have
-    blas_workspace_bytes: int  # the cuBLAS workspace of each thread that calls cuBLAS
+    kernels: Kernels
     is_gpu: bool = False  # True for a GPU of the table. Its capacity excludes the CUDA context.
     lacks: tuple[tuple[str, str], ...] = ()  # precisions that the GPU does not support, each with the reason
     range_bytes: tuple[int, int] | None = None
@@ -281,7 +336,7 @@ class PlanTask:
     batch_size: int  # the batch size whose peak is predicted without a capacity
     targets: tuple[PlanTarget, ...]
     max_batch_size: int = LARGEST_PLANNED  # the largest batch worth predicting
-    blas_workspace_bytes: int  # the cuBLAS workspace per calling thread if no target defines it
+    kernels: Kernels  # those of the batch size whose peak is predicted without a capacity
     effective_batch_size: int | None = None  # the requested number of samples per optimizer step
     on_cuda: bool = True
     """True if the capacity limits the segments that the CUDA allocator reserves, False if it limits live storages."""
@@ -296,7 +351,7 @@ class ForecastTask:
     max_batch_size: int
     on_cuda: bool
     """True if the budget limits the segments that the CUDA allocator reserves, False if it limits live storages."""
-    blas_workspace_bytes: int = 0  # the cuBLAS workspace per calling thread on the CUDA device
+    kernels: Kernels = Kernels()  # those of the CUDA device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from amp_track.results.plan import ListedWay, PlanResult, Variant
 
 NOT_MODELLED = (
     "Predicted, not measured: the step runs on tensors without values, and the caching allocator is simulated.",
-    "Not included: workspaces of cuDNN (up to some hundred MiB for large convolutions), the fusions of torch.compile, "
+    "Not included: workspaces of cuDNN for convolutions in fp32 (up to some hundred MiB), fusions of torch.compile, "
     "copies of the weights (an EMA), and the memory of other programs.",
 )
 _MOST_HOLES = 3

@@ -29,7 +29,7 @@ Plots = Mapping[tuple[str, str], Mapping[str, Path]]
 """PNG files by plot name, for each (value, precision)."""
 
 _CELL_INCHES = 3.0
-_COLORS = {
+MEMORY_COLORS = {
     Category.PARAMETERS: "#0072B2",
     Category.OPTIMIZER_STATE: "#56B4E9",
     Category.GRADIENTS: "#009E73",
@@ -37,6 +37,8 @@ _COLORS = {
     Category.BATCH: "#F0E442",
     Category.ACTIVATIONS: "#E69F00",
     Category.TEMPORARIES: "#D55E00",
+    Category.BUFFERS: "#CC79A7",
+    Category.CONVOLUTIONS: "#555555",
 }
 """From bottom to top, persistent memory first. The colors are Okabe and Ito's, safe for color-blind readers."""
 
@@ -218,8 +220,13 @@ def draw_memory(result: PlanResult, file: Path) -> None:
         axes.set_title(f"{plan.precision}: {format_bytes(plan.peak.reserved_bytes)} reserved", fontsize="medium")
     panels[0].set_ylabel(unit)
     panels[0].set_ylim(0, 1.12 * most / unit_bytes)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside right center", fontsize="small", frameon=False)
+    by_label = {}
+    for axes in panels:  # a category may be in one of them only
+        by_label.update(dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True)))
+    order = ["peak", "reserved", *map(str, reversed(MEMORY_COLORS))]
+    labels = [label for label in order if label in by_label]
+    handles = [by_label[label] for label in labels]
+    figure.legend(handles, labels, loc="outside right center", fontsize="small", frameon=False)
     of_what = f"{result.report.workload}, {result.variants[0].name}, batch {plans[0].batch_size:,}"
     figure.suptitle(f"{of_what}: predicted memory over one step", fontsize="medium")
     figure.supxlabel("allocations and frees, in order", fontsize="small")
@@ -228,12 +235,12 @@ def draw_memory(result: PlanResult, file: Path) -> None:
 
 def _draw_course(axes: Axes, course: Timeline, unit_bytes: int) -> None:
     events = range(len(course.allocated_bytes))
-    names = [category for category in _COLORS if category in course.by_category]
+    names = [category for category in MEMORY_COLORS if category in course.by_category]
     axes.stackplot(
         events,
         [numpy.array(course.by_category[name]) / unit_bytes for name in names],
         labels=[str(name) for name in names],
-        colors=[_COLORS[name] for name in names],
+        colors=[MEMORY_COLORS[name] for name in names],
         step="post",
     )
     reserved = numpy.array(course.reserved_bytes) / unit_bytes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from amp_track.config.job import Job, Rank
 from amp_track.config.precisions import Precision
 from amp_track.memory_plan.predict import forecast, plan_precision
-from amp_track.memory_plan.replay import TraceFamily, with_workspaces
+from amp_track.memory_plan.replay import TraceFamily, on_device
 from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue, summary
 from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlannedMaxBatch, PlanReport, PlanTask
 from amp_track.runner.process_setup import Sender
@@ -103,8 +103,7 @@ def _forecasts(job: Job, task: ForecastTask) -> Forecasts:
 def _forecast(step: FakeStep, precision: str, task: ForecastTask) -> Forecast | str:
     """Return the forecast of a precision, or the reason why there is none."""
     first, second = (
-        with_workspaces(step.trace(precision, batch_size).with_next_step(), task.blas_workspace_bytes)
-        for batch_size in _TRACED
+        on_device(step.trace(precision, batch_size).with_next_step(), task.kernels) for batch_size in _TRACED
     )
     if first.recurrent:
         return f"{', '.join(first.recurrent)}: the memory that a recurrent layer keeps cannot be predicted"

@@ -188,7 +188,7 @@ class Plans:
             budget_bytes=budget_bytes,
             max_batch_size=max_batch_size,
             on_cuda=session.inspection.hardware.kind == "cuda",
-            blas_workspace_bytes=gpus.blas_workspace_of(session.inspection.hardware),
+            kernels=gpus.device_kernels(session.inspection.hardware),
         )
 
     def __call__(self) -> Mapping[str, Forecast]:

@@ -71,6 +71,8 @@ class Proposal:
     should_fit: bool = True
     is_planned: bool = False
     """Whether a memory plan chose it, before any batch fitted."""
+    larger_fail_too: bool = False
+    """Whether the next larger batches fail if this one does: a simulated allocator needs no less memory for them."""
     training_batch_size: int = 0
     """The batch of the training before an evaluation whose batch is probed."""
 
@@ -139,7 +141,7 @@ class Goal:
     """Without them, the search starts at the first batch."""
     beyond: int = 0
     """Number of batches above the first failing one that are probed, too. With workspaces and allocator segments, a
-    larger batch may fit although a smaller one does not."""
+    larger batch may fit although a smaller one does not. A simulated allocator saves these probes."""
 
     effective_batch_size: int | None = None
     """The samples of an optimizer step per process, if the recommended batch is to be accumulated to it."""
@@ -229,6 +231,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
             known = confirmed | {job.batch_size for job in done[precision] if not job.fits}
             is_open = above not in known and above <= most
             return Proposal(precision, above, "confirm", why, should_fit=False) if is_open else None
+        if any(job.larger_fail_too for job in jobs if job.batch_size == step.first_failing_batch):
+            return None
         tried = {job.batch_size for job in jobs}
         for batch_size in range(above, min(above + self.goal.beyond, most + 1)):
             if batch_size not in tried:
@@ -441,7 +445,16 @@ class BatchSampler(optuna.samplers.BaseSampler):
             one_more_fails = any(probe.batch_size == step.batch_size + 1 and not probe.fits for probe in known)
             confirms = goal.confirm and one_more_fails
             kind, reason = ("confirm", "confirmation run") if confirms else ("probe", step.reason)
-            return Proposal(precision, step.batch_size, kind, reason, step.predicted_bytes, step.should_fit, is_planned)
+            return Proposal(
+                precision,
+                step.batch_size,
+                kind,
+                reason,
+                step.predicted_bytes,
+                step.should_fit,
+                is_planned,
+                not step.should_fit and self._larger_need_as_much(step.batch_size, hint.memory),
+            )
         if not goal.confirm or not step.batch_size:
             return step
         if not all(probe.fits for probe in long):
@@ -455,6 +468,13 @@ class BatchSampler(optuna.samplers.BaseSampler):
         if not step.batch_size or not self._needs_repeat(done, precision, peaks):
             return step
         return Proposal(precision, step.batch_size, "repeat", "repeat, because memory may vary", peaks[0])
+
+    def _larger_need_as_much(self, batch_size: int, memory: SimulatedMemory | None) -> bool:
+        if memory is None:
+            return False
+        less_bytes = memory.needed_bytes(batch_size) - 1
+        larger = range(batch_size + 1, batch_size + 1 + self.goal.beyond)
+        return not any(memory.fits(each, less_bytes) for each in larger)
 
     def _needs_repeat(self, done: Mapping[str, list[Done]], precision: str, peaks: Sequence[int | None]) -> bool:
         """Return whether a max batch should run once more; `peaks` is the memory of its runs that fitted.

@@ -76,10 +76,9 @@ class _Jobs:
         """Return the ratio of predicted to measured peaks of a job."""
         job, inspection = self._prepare(settings)
         assert job.batch_size is not None
-        size, workspace = job.batch_size, gpus.blas_workspace_of(inspection.hardware)
+        size, kernels = job.batch_size, gpus.device_kernels(inspection.hardware)
         task = PlanTask(
-            precisions=(job.precision,), targets=(), batch_size=size, max_batch_size=size,
-            blas_workspace_bytes=workspace,
+            precisions=(job.precision,), targets=(), batch_size=size, max_batch_size=size, kernels=kernels
         )  # fmt: skip
         plan, job_result = self._runner.plan(job, task).precisions[0], self.run(**settings)
         peaks = {

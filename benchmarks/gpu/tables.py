@@ -84,44 +84,65 @@ def _tests(rows: Sequence[Row]) -> str:
     return "; ".join(f"{outcome}: {count}" for outcome, count in outcomes.most_common()) + "."
 
 
-def _ratios(*names: str) -> Callable[[Sequence[Row]], str]:
-    """Return a table of the range of each ratio over the rows whose keys begin with the same word."""
+def _listed(*names: str) -> Callable[[Sequence[Row]], str]:
+    """Return the values of few rows in a paragraph."""
 
-    def line(key: str, some: Sequence[Row]) -> list[str]:
-        found = [[ratio for row in some if (ratio := row.values.get(name)) is not None] for name in names]
-        return [f"{key} ({len(some)})", *(f"{min(each):.3f} to {max(each):.3f}" if each else "" for each in found)]
+    def line(row: Row) -> str:
+        known = {name: value for name in names if (value := row.values.get(name)) not in (None, "")}
+        values = (f"{name.replace('_', ' ')} {_format(name, value)}" for name, value in known.items())
+        return f"**{row.key}**: {'; '.join(values) if row.status is Status.MEASURED else row.status}."
+
+    return lambda rows: " ".join(map(line, rows))
+
+
+def _ranges(*names: str) -> Callable[[Sequence[Row]], str]:
+    """Return the range of each ratio over all rows, in a sentence."""
 
     def found(rows: Sequence[Row]) -> str:
-        groups: dict[str, list[Row]] = collections.defaultdict(list)
-        for row in rows:
-            groups[row.key.split()[0]].append(row)
-        headings = ["", *(name.replace("_", " ") for name in names)]
-        return markdown.table(headings, [line(key, groups[key]) for key in sorted(groups)])
+        ratios = {name: [ratio for row in rows if (ratio := row.values.get(name)) is not None] for name in names}
+        ranges = (
+            f"{name.replace('_', ' ')} {min(each):.3f} to {max(each):.3f}" for name, each in ratios.items() if each
+        )
+        return f"Of {len(rows)} cases: {'; '.join(ranges)}."
 
     return found
 
 
 def _memory_plan(rows: Sequence[Row]) -> str:
     """Return the range of the ratios by net, and the median and largest error of all, without sign."""
-    errors = {name: [abs(ratio - 1) for row in rows if (ratio := row.values.get(name))] for name in _PREDICTED}
+    nets: dict[str, list[Row]] = collections.defaultdict(list)
+    for row in rows:
+        nets[row.key.split()[0]].append(row)
+
+    def found(some: Sequence[Row], name: str) -> list[float]:
+        return [ratio for row in some if (ratio := row.values.get(name)) is not None]
+
+    lines = []
+    for net, some in sorted(nets.items()):
+        ratios = (found(some, name) for name in _PREDICTED)
+        lines.append(
+            [f"{net} ({len(some)})", *(f"{min(each):.3f} to {max(each):.3f}" if each else "" for each in ratios)]
+        )
+    errors = {name: [abs(ratio - 1) for ratio in found(rows, name)] for name in _PREDICTED}
     of_all = (
-        f"{name.replace('_', ' ')} {statistics.median(found):.1%} in the median, {max(found):.1%} at most"
-        for name, found in errors.items()
-        if found
+        f"{name.replace('_', ' ')} {statistics.median(each):.1%} in the median, {max(each):.1%} at most"
+        for name, each in errors.items()
+        if each
     )
-    return f"{_ratios(*_PREDICTED)(rows)}\n\nOff by, of {len(rows)} steps: {'; '.join(of_all)}."
+    table = markdown.table(["", *(name.replace("_", " ") for name in _PREDICTED)], lines)
+    return f"{table}\n\nOff by, of {len(rows)} steps: {'; '.join(of_all)}."
 
 
 _TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "tests": _tests,
-    "caltech256": _values("status", "peak_bytes", "requested_bytes", "phase"),
+    "caltech256": _listed("status", "peak_bytes", "requested_bytes", "phase"),
     "max_batch": _values("max_batch", "bound", "probes", "probe_seconds", "error"),
-    "step": _values("bare_images_per_second", "TrainStep_images_per_second", "ratio", "waits"),
+    "step": _listed("bare_images_per_second", "TrainStep_images_per_second", "ratio", "waits"),
     "sinusoid": _values(
         "samples_per_second", "train_peak_allocated_bytes", "eval_samples_per_second", "eval_peak_allocated_bytes"
     ),
     "sizes": _values("samples_per_second", "status", "answers"),
-    "probe": _ratios("allocated_by_probe_over_training", "reserved_by_probe_over_training", "reserved_over_allocated"),
+    "probe": _ranges("allocated_by_probe_over_training", "reserved_by_probe_over_training", "reserved_over_allocated"),
     "memory_plan": _memory_plan,
     "costs": _values("loading_images_per_second_by_workers", "training", "seconds", "steps_per_second"),
 }

@@ -17,8 +17,9 @@ from amp_track.batch_search.search import Hint, Limit, MaxBatch, Probe, explore
 from amp_track.config.job import Job
 from amp_track.memory_plan.allocator import CachingAllocator, SimulatedOutOfMemory
 from amp_track.memory_plan.fake_step import FakeStep
+from amp_track.memory_plan.gpus import gpu_named
 from amp_track.memory_plan.predict import ReplayedMemory, forecast
-from amp_track.memory_plan.replay import TraceFamily, fits, replayed, with_workspaces
+from amp_track.memory_plan.replay import TraceFamily, fits, on_device, replayed
 from amp_track.records.result import JobStatus
 from benchmarks import models
 
@@ -211,7 +212,9 @@ def nets() -> list[TraceFamily]:
     for workload, precision in itertools.product((models.Cnn(), models.UNet(), models.Transformer()), ("fp32", "amp")):
         job = Job(workload="any", learning_rate=1e-3, batch_size=8)
         step = FakeStep(job, workload, workload.example(2), as_cuda=True)
-        traces = (with_workspaces(step.trace(precision, batch).with_next_step(), 32 * MIB) for batch in (4, 8))
+        traces = (
+            on_device(step.trace(precision, batch).with_next_step(), gpu_named("H100").kernels()) for batch in (4, 8)
+        )
         family = TraceFamily.through(*traces)
         assert family is not None
         found.append(family)
@@ -219,7 +222,7 @@ def nets() -> list[TraceFamily]:
 
 
 @pytest.mark.parametrize(
-    ("has_plan", "usual", "most"), [pytest.param(True, 4, 6, marks=pytest.mark.slow), (False, 11, 17)]
+    ("has_plan", "usual", "most"), [pytest.param(True, 4, 6, marks=pytest.mark.slow), (False, 14, 18)]
 )
 def test_probes_of_nets_with_gaps_between_their_tensors(
     nets: list[TraceFamily], has_plan: bool, usual: int, most: int

@@ -22,10 +22,11 @@ from support import ROOT
 from torch import nn
 
 import amp_track
-from amp_track.integrations.out_of_memory import OutOfMemoryWatch
+from amp_track.integrations.out_of_memory import OutOfMemoryWatch, other_bytes
 from amp_track.integrations.watch import Watch
 from amp_track.memory_plan.snapshot_reader import read_snapshot
-from amp_track.records.plan import Category
+from amp_track.records.memory_state import MemoryState
+from amp_track.records.plan import Category, Holding
 
 MIB = 2**20
 SCRIPT = ROOT / "tests" / "integrations" / "train_until_out_of_memory.py"
@@ -501,3 +502,18 @@ def test_the_history_ends_with_the_watch(cuda: torch.device) -> None:
     assert torch._C._cuda_isHistoryEnabled()
     watched.close()
     assert not torch._C._cuda_isHistoryEnabled()
+
+
+def test_workspaces_of_the_plan_are_no_other_tensors() -> None:
+    """A process that has called cuBLAS before holds a workspace for each of two threads, older than the history."""
+
+    def other(size_bytes: int, count: int) -> Holding:
+        return Holding(layer="", operation="", category=Category.OTHER, size_bytes=size_bytes * count, count=count)
+
+    def state(*holdings: Holding) -> MemoryState:
+        return MemoryState(holdings=holdings, failed=None, allocated_bytes=0, reserved_bytes=0)
+
+    assert other_bytes(state(other(32 * MIB, 2), other(MIB, 3)), 32 * MIB) == 3 * MIB
+    assert other_bytes(state(other(32 * MIB, 3)), 32 * MIB) == 32 * MIB
+    assert other_bytes(state(other(8 * MIB, 4)), 32 * MIB) == 32 * MIB
+    assert other_bytes(state(other(MIB, 1)), 0) == MIB

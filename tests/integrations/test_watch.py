@@ -512,6 +512,7 @@ def test_a_compiled_model_is_counted() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_a_gpu_while_it_is_watched(cuda: torch.device) -> None:
     """torch raises where the host waits for the GPU; the truth is computed on the GPU, too."""
     model = network().to(cuda)

@@ -16,7 +16,7 @@ from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.memory_plan.predict import plan_precision
 from amp_track.memory_plan.replay import state_at_failure
 from amp_track.records.memory_state import MemoryState, WayOut
-from amp_track.records.plan import Category, Holding, PlanTarget, PlanTask, PrecisionPlan
+from amp_track.records.plan import Category, Holding, Kernels, PlanTarget, PlanTask, PrecisionPlan
 from amp_track.results.explain import ExplainResult
 
 MIB = 2**20
@@ -32,9 +32,9 @@ def fake_step(on_cuda: bool, **options: Any) -> FakeStep:
 
 @functools.cache
 def plans(*precisions: str, on_cuda: bool = False, **options: Any) -> list[PrecisionPlan]:
-    target = PlanTarget(name="", capacity_bytes=CAPACITY, blas_workspace_bytes=0)
+    target = PlanTarget(name="", capacity_bytes=CAPACITY, kernels=Kernels())
     task = PlanTask(
-        precisions=precisions, batch_size=BATCH, targets=(target,), blas_workspace_bytes=0, on_cuda=on_cuda
+        precisions=precisions, batch_size=BATCH, targets=(target,), kernels=Kernels(), on_cuda=on_cuda
     )  # fmt: skip
     return [plan_precision(fake_step(on_cuda, **options), precision, task) for precision in precisions]
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from amp_track.config.job import Job
 from amp_track.memory_plan import cuda_emulation, torch_internals
 from amp_track.memory_plan.fake_step import FakeStep
-from amp_track.memory_plan.replay import most_alive_bytes, predict_peak, with_workspaces
+from amp_track.memory_plan.replay import most_alive_bytes, on_device, predict_peak
 from amp_track.records.errors import AmpTrackError
-from amp_track.records.plan import OPTIMIZER, Category, StepTrace
+from amp_track.records.plan import OPTIMIZER, Category, Kernels, StepTrace
 from amp_track.targets.workload import load_workload
 from amp_track.workload import Workload
 
@@ -61,7 +61,7 @@ def test_the_second_step_is_the_first_one_again(
 
     step = fake_step(job(max_grad_norm=1.0), Optimized())
     peaks = [
-        predict_peak(with_workspaces(trace, 0))
+        predict_peak(on_device(trace, Kernels()))
         for trace in (step.trace(precision, 16).with_next_step(), step.trace(precision, 16, steps=2))
     ]
     assert peaks[0].allocated_bytes == pytest.approx(peaks[1].allocated_bytes, abs=2048)  # the losses that are kept
@@ -126,8 +126,8 @@ def test_autocast_halves_activations_and_not_weights() -> None:
 
 def test_channels_last_and_accumulation() -> None:
     workload = load_workload("benchmarks.models:Cnn")
-    plain = fake_step(job(), workload).trace("amp", 8)
-    twice = fake_step(job(grad_accum=2, channels_last=True), workload).trace("amp", 8)
+    plain = fake_step(job(), workload).trace("fp32", 8)
+    twice = fake_step(job(grad_accum=2, channels_last=True), workload).trace("fp32", 8)
     assert len(twice.phases) == len(plain.phases) + 2
     assert predict_peak(twice).allocated_bytes == pytest.approx(predict_peak(plain).allocated_bytes, rel=0.05)
 

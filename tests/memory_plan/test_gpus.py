@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amp_track.memory_plan.gpus import GPUS, blas_workspace_bytes, blas_workspace_of, gpu_named
+from amp_track.memory_plan.gpus import GPUS, blas_workspace_bytes, device_kernels, gpu_named
 from amp_track.records.errors import BadInput
 from amp_track.records.hardware import Hardware
 
@@ -84,8 +84,8 @@ def test_what_a_gpu_lacks() -> None:
     ],
 )
 def test_cublas_on_a_device_that_is_here(hardware: Hardware, size_bytes: int) -> None:
-    assert blas_workspace_of(hardware) == size_bytes
-    assert [blas_workspace_bytes(), gpu_named("H100").target().blas_workspace_bytes] == [8_519_680, 32 * 2**20]
+    assert device_kernels(hardware).blas_workspace_bytes == size_bytes
+    assert [blas_workspace_bytes(), gpu_named("H100").target().kernels.blas_workspace_bytes] == [8_519_680, 32 * 2**20]
 
 
 def test_the_memory_of_a_gpu_depends_on_driver_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

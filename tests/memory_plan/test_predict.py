@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track.memory_plan.predict import Prediction, bisect_down, bisect_largest
-from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
-from amp_track.records.plan import Category, PlannedMaxBatch, PlanTarget
+from amp_track.memory_plan.replay import TraceFamily, on_device, predict_peak
+from amp_track.records.plan import BLAS_WORKSPACE, Category, Kernels, PlannedMaxBatch, PlanTarget
 
 MOST = 4096
 
@@ -28,7 +28,7 @@ def on_a_line(per_sample: list[int]) -> Activations:
 
 
 def target(capacity_bytes: int) -> PlanTarget:
-    return PlanTarget(name="", capacity_bytes=capacity_bytes, blas_workspace_bytes=0)
+    return PlanTarget(name="", capacity_bytes=capacity_bytes, kernels=Kernels())
 
 
 def fits(batch_size: int, activations: Activations, capacity_bytes: int) -> bool:
@@ -117,11 +117,14 @@ def test_the_peak_says_what_holds_it() -> None:
 
 def test_workspaces_have_the_size_of_the_device() -> None:
     trace = step_of(2, [MIB])
-    workspace = dataclasses.replace(trace.storages[0], size_bytes=1, category=Category.WORKSPACES)
+    workspace = dataclasses.replace(
+        trace.storages[0], size_bytes=1, category=Category.WORKSPACES, operation=BLAS_WORKSPACE
+    )
     trace = dataclasses.replace(
         trace, storages=(*trace.storages, workspace), events=(len(trace.storages), *trace.events)
     )
-    sizes = [dict(predict_peak(with_workspaces(trace, size)).by_category)[Category.WORKSPACES] for size in (MIB, 9)]
+    traces = [on_device(trace, Kernels(blas_workspace_bytes=size)) for size in (MIB, 9)]
+    sizes = [dict(predict_peak(each).by_category)[Category.WORKSPACES] for each in traces]
     assert sizes == [MIB, 9]
 
 

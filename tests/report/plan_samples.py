@@ -7,10 +7,10 @@ import dataclasses
 from batch_search.traces import MIB, step_of
 
 from amp_track.memory_plan.replay import predict_peak
-from amp_track.records.plan import PlannedMaxBatch, PlanReport, PlanTarget, PrecisionPlan, Way
+from amp_track.records.plan import Kernels, PlannedMaxBatch, PlanReport, PlanTarget, PrecisionPlan, Way
 from amp_track.results.plan import PlanResult, Variant
 
-GPU = PlanTarget(name="A card", capacity_bytes=2**30, blas_workspace_bytes=0, is_gpu=True, lacks=(("bf16", "too old"),))
+GPU = PlanTarget(name="A card", capacity_bytes=2**30, kernels=Kernels(), is_gpu=True, lacks=(("bf16", "too old"),))
 
 
 def planned(

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from plan_samples import planned, result_of
 
+from amp_track.records.plan import Category
 from amp_track.report import plots
 from amp_track.report.plan import metrics, plan_notes, plan_tables
 from amp_track.report.table import Table
@@ -112,3 +113,8 @@ def test_the_plot_names_what_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyP
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"parameters", "optimizer state", "activations", "reserved", "peak"} <= set(legend)
     assert {text.get_text().strip() for text in figure.axes[0].texts} == {"forward", "backward"}
+
+
+def test_the_plot_shows_every_category_of_a_plan() -> None:
+    """Only snapshots have tensors of an unknown use."""
+    assert set(plots.MEMORY_COLORS) == set(Category) - {Category.OTHER}

@@ -12,7 +12,7 @@ from support import WORKLOADS
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
 from amp_track.records.errors import BadInput, TargetFailed
-from amp_track.records.plan import PlanTask
+from amp_track.records.plan import Kernels, PlanTask
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.runner import JobRunner
 
@@ -81,7 +81,7 @@ def test_what_an_inspection_meets_is_bad_input(runner: JobRunner, wrong: str) ->
 
 @pytest.mark.parametrize("wrong", ["model", "optimizer", "loss: float", "schedule: number"])
 def test_a_plan_says_it_too(runner: JobRunner, resolved: Callable[..., Job], wrong: str) -> None:
-    task = PlanTask(precisions=("fp32",), batch_size=4, targets=(), max_batch_size=8, blas_workspace_bytes=0)
+    task = PlanTask(precisions=("fp32",), batch_size=4, targets=(), max_batch_size=8, kernels=Kernels())
     with pytest.raises(TargetFailed) as raised:
         runner.plan(resolved(wrong), task)
     method = wrong.partition(":")[0]

@@ -359,9 +359,19 @@ def test_the_recommended_batch_ran_within_less_memory_if_the_allocator_reserves_
         assert len(probes) == found.probes <= 12 if not has_plan else 6
 
 
+def test_a_simulated_allocator_saves_the_probes_of_larger_batches() -> None:
+    """Where it says that none of them needs less memory than the first one that failed."""
+    tried = {
+        has_plan: [job.batch_size for job in search_on_a_gpu(beyond=3, has_plan=has_plan)[1] if job.kind == "beyond"]
+        for has_plan in (True, False)
+    }
+    assert not tried[True]
+    assert tried[False]
+
+
 @pytest.mark.parametrize("limit", [7, 17, 5000])
 def test_another_process_goes_on_as_the_first_would(limit: int) -> None:
-    settings = {"limit": Limit(limit, "dataset")}
+    settings = {"limit": Limit(limit, "dataset"), "beyond": 3}
     assert search_on_a_gpu(is_resumed=True, **settings)[1] == search_on_a_gpu(**settings)[1]
 
 
