@@ -255,7 +255,7 @@ def test_the_readme_and_its_first_screen_are_short() -> None:
     first_screen = "\n".join(lines[:40])
     for said in ("docs/images/report.png", "make search", "make test", "| fp32 |", "| bf16 |", "(few!)", "**few!**"):
         assert said in first_screen
-    assert "**One GPU has run this**" in first_screen
+    assert "**Two GPUs have run this**" in first_screen
     assert first_screen.count("```") % 2 == 0, "the first screen ends within a block"
 
 
