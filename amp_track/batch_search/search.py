@@ -259,22 +259,22 @@ def _by_simulation(
         batch_size = memory.largest_within(budget_bytes - 2 * lacking - level, below=ceiling)
         surprised = f"{ceiling} failed although the memory plan predicted that it fits"
         return to(batch_size, surprised) if batch_size else None
-    low, high = memory.needed_bytes(floor), memory.needed_bytes(ceiling) if failing else None
     more_bytes = (fitting[floor].allocated_bytes or 0) - memory.allocated_bytes(floor)
     room = budget_bytes - more_bytes
-    # A step may run within a smaller limit than it needs, so limits are compared last.
     if memory.fits(floor, room) and not (failing and memory.fits(ceiling, room)):  # what is measured explains all
         batch_size = memory.largest_within(room, above=floor, below=ceiling)
         if batch_size > floor:
             return to(batch_size, f"{predicted} with the error at {floor}", more_bytes)
         return to(floor + 1, f"one more than {floor}, to prove the max batch", more_bytes, should_fit=False)
-    if high is None:
+    low = memory.needed_bytes(floor)
+    if not failing:
         # Not too far: above a gap, much larger batches may fit according to the simulation.
         expected = max(memory.largest_within(budget_bytes), 1)
         most = expected + max(expected >> _LONGEST_STEP, 1) * 2 ** sum(batch > expected for batch in fitting)
         limit_bytes = low + 2 * max(low - room, 0) + level
         batch_size = memory.largest_within(limit_bytes, above=floor, below=min(max(most, floor + 2), ceiling))
         return to(max(batch_size, floor + 1), f"{floor} fits although predicted not to; trying more", more_bytes)
+    high = memory.needed_bytes(ceiling)
     while high - low > SEGMENT_BYTES:
         middle = (low + high) // 2
         batch_size = memory.largest_within(middle, above=floor, below=ceiling)

@@ -301,8 +301,7 @@ def _kernels(device: torch.device) -> Kernels:
     properties = torch.cuda.get_device_properties(device)
     capability = None if torch.version.hip else (properties.major, properties.minor)
     threads = properties.multi_processor_count * properties.max_threads_per_multi_processor
-    kernels = gpus.named_kernels(properties.name, capability)
-    return dataclasses.replace(kernels, thread_blocks=threads // gpus.THREADS_PER_BLOCK)
+    return gpus.kernels_of(capability, threads // gpus.THREADS_PER_BLOCK)
 
 
 class _Precision(ForwardHook):

@@ -72,12 +72,8 @@ class Gpu:
         The threads of a multiprocessor are those of the CUDA programming guide's table of compute capabilities.
         """
         threads = _FEWER_THREADS.get(self.compute_capability, 2048)
-        return Kernels(
-            blas_workspace_bytes=blas_workspace_bytes(self.compute_capability),
-            thread_blocks=MULTIPROCESSORS[self.name] * threads // THREADS_PER_BLOCK,
-            blas_lt_workspace_bytes=_blas_lt_workspace_bytes(),
-            uses_cudnn_attention=_prefers_cudnn_attention(self.compute_capability),
-        )
+        blocks = MULTIPROCESSORS[self.name] * threads // THREADS_PER_BLOCK
+        return kernels_of(self.compute_capability, blocks)
 
     def lacks(self, precision: str) -> str:
         """Return why the GPU does not support this precision, or ""."""
@@ -129,34 +125,33 @@ def _torch_release() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-USUAL_KERNELS = Kernels(
-    blas_workspace_bytes=blas_workspace_bytes(),
-    blas_lt_workspace_bytes=_blas_lt_workspace_bytes(),
-    thread_blocks=1536,
-)
+def kernels_of(compute_capability: tuple[int, int] | None, thread_blocks: int) -> Kernels:
+    """Return the kernels of a compute capability, or of most GPUs, and of the installed torch."""
+    return Kernels(
+        blas_workspace_bytes=blas_workspace_bytes(compute_capability),
+        blas_lt_workspace_bytes=_blas_lt_workspace_bytes(),
+        thread_blocks=thread_blocks,
+        uses_cudnn_attention=_prefers_cudnn_attention(compute_capability),
+    )
+
+
+USUAL_KERNELS = kernels_of(None, thread_blocks=1536)
 """Of a GPU that is not known. The number of thread blocks is that of an RTX 4090."""
 
 
 def device_kernels(hardware: Hardware) -> Kernels:
-    """Return the kernels of a device of this machine; without CUDA, kernels that need no memory."""
+    """Return the kernels of a device of this machine; without CUDA, kernels that need no memory.
+
+    The thread blocks of a GPU that the table lacks are those of most GPUs.
+    """
     if hardware.kind != "cuda":
         return Kernels()
     found = re.search(r"compute capability (\d+)\.(\d+)", hardware.capability)
-    return named_kernels(hardware.name, (int(found[1]), int(found[2])) if found else None)
-
-
-def named_kernels(name: str, compute_capability: tuple[int, int] | None) -> Kernels:
-    """Return the kernels of a CUDA device; what is not known of it is that of most GPUs."""
     try:
-        blocks = gpu_named(name).kernels().thread_blocks
+        blocks = gpu_named(hardware.name).kernels().thread_blocks
     except BadInput:
         blocks = USUAL_KERNELS.thread_blocks
-    return Kernels(
-        blas_workspace_bytes=blas_workspace_bytes(compute_capability),
-        blas_lt_workspace_bytes=_blas_lt_workspace_bytes(),
-        thread_blocks=blocks,
-        uses_cudnn_attention=_prefers_cudnn_attention(compute_capability),
-    )
+    return kernels_of((int(found[1]), int(found[2])) if found else None, blocks)
 
 
 GPUS = (

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amp_track.memory_plan.gpus import THREADS_PER_BLOCK
 from amp_track.memory_plan.torch_internals import (
     OpOverload,
     TorchDispatchMode,
@@ -321,8 +322,8 @@ def attention_bytes(query: Tensor) -> int:
 
 _CUDNN_HEAD = 128
 """The largest head of cuDNN's attention in the backward pass."""
-_VECTOR, _WARP, _BLOCK = 4, 32, 128
-"""The outputs of a thread, and the threads of a warp and of a thread block, in a sum of contiguous outputs."""
+_VECTOR, _WARP = 4, 32
+"""The outputs of a thread, and the threads of a warp, in a sum of contiguous outputs."""
 _VALUES = 16, 256
 """The least number of values that a thread adds, and the number from which on a sum is split over thread blocks."""
 
@@ -346,7 +347,7 @@ def sum_buffer(input: Tensor, dims: Sequence[int] | None) -> tuple[int, Limits] 
     grid = math.ceil(outputs / _VECTOR / width)
     least, most = _VALUES
     of_one_split = 4 * outputs * width * _VECTOR
-    bytes_per_value = 4 * _VECTOR * width * width / _BLOCK / least  # of a buffer, without limits
+    bytes_per_value = 4 * _VECTOR * width * width / THREADS_PER_BLOCK / least  # of a buffer, without limits
     limits = Limits(
         least_bytes=of_one_split * most // least,
         bytes_per_block=of_one_split // grid,
