@@ -31,7 +31,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 from scipy import optimize, stats
@@ -120,6 +120,48 @@ def family_of(model: str) -> str:
     return str(timm.model_entrypoint(name).__module__.removeprefix("timm.models."))
 
 
+class TrainedIn2022:
+    """A workload that trains as timm's benchmark.py did with torch 1.12.
+
+    `zero_grad()` kept the gradients, as zeros, and the backward pass ran within autocast, which kept the 16-bit copies
+    of all weights until its end (https://github.com/huggingface/pytorch-image-models/blob/v0.6.5/benchmark.py).
+    """
+
+    def __init__(self, workload: Any) -> None:
+        self._workload = workload
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workload, name)
+
+    def model(self) -> Any:
+        import torch
+
+        model = self._workload.model()
+        gradients: dict[Any, Any] = {}
+
+        def begin(*_: Any) -> None:
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    if parameter not in gradients:
+                        gradients[parameter] = torch.empty_like(parameter)
+                    parameter.grad = gradients[parameter]
+            torch.autocast_increment_nesting()  # the next autocast ends without clearing its cache
+
+        model.register_forward_pre_hook(begin)
+        return model
+
+    def optimizer(self, parameters: Any, lr: float) -> Any:
+        import torch
+
+        def end(*_: Any) -> None:
+            torch.autocast_decrement_nesting()
+            torch.clear_autocast_cache()
+
+        optimizer = self._workload.optimizer(parameters, lr)
+        optimizer.register_step_pre_hook(end)
+        return optimizer
+
+
 def predict(row: Published, traces: Path | None = None) -> Predicted:
     """Predict a row, on the published software: eager kernels, attention in separate operations."""
     os.environ |= {"CUDA_MODULE_LOADING": "EAGER", "TIMM_FUSED_ATTN": "0", "CUDA_VISIBLE_DEVICES": ""}
@@ -152,6 +194,7 @@ def _max_batch(row: Published, traces: Path | None) -> Any:
     from amp_track.memory_plan.predict import Prediction
     from amp_track.memory_plan.replay import on_device
     from amp_track.targets.workload import load_workload
+    from amp_track.workload import Workload
 
     target = gpu_named(GPU).target()
     options = (("optimizer_name", "sgd"), ("image_size", str(row.image_size)))
@@ -163,7 +206,7 @@ def _max_batch(row: Published, traces: Path | None) -> Any:
     job = Job(
         workload=row.model, learning_rate=1e-3, batch_size=8, channels_last=row.layout == "channels_last"
     )  # fmt: skip
-    step = FakeStep(job, workload, workload.example(2), as_cuda=True)
+    step = FakeStep(job, cast("Workload", TrainedIn2022(workload)), workload.example(2), as_cuda=True)
     known: dict[int, Any] = {}
 
     def trace_at(batch_size: int) -> Any:

@@ -80,6 +80,49 @@ def convnext() -> tuple[nn.Module, Batch]:
     return transformers.ConvNextForImageClassification(config), images
 
 
+def bart() -> tuple[nn.Module, Batch]:
+    """The decoder makes a mask of ones itself, and drops it because no token is masked."""
+    config = transformers.BartConfig(
+        d_model=64, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=WORDS,
+    )  # fmt: skip
+    return transformers.BartForConditionalGeneration(config), words()
+
+
+def mixtral() -> tuple[nn.Module, Batch]:
+    """Experts: each token goes to two of eight."""
+    config = transformers.MixtralConfig(num_key_value_heads=2, pad_token_id=0, **SMALL)
+    return transformers.MixtralForCausalLM(config), words()
+
+
+def swin() -> tuple[nn.Module, Batch]:
+    """The gradient that enters the backward pass of the last norm is transposed."""
+    config = transformers.SwinConfig(
+        image_size=32, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
+    )
+    images = {"pixel_values": torch.randn(SAMPLES, 3, 32, 32), "labels": torch.zeros(SAMPLES, dtype=torch.int64)}
+    return transformers.SwinForImageClassification(config), images
+
+
+def patchtst() -> tuple[nn.Module, Batch]:
+    """A batch norm of transposed tensors."""
+    config = transformers.PatchTSTConfig(
+        num_input_channels=3, context_length=64, prediction_length=16, patch_length=8, patch_stride=8, d_model=64,
+        num_hidden_layers=2, num_attention_heads=4, ffn_dim=64,
+    )  # fmt: skip
+    series = {"past_values": torch.randn(SAMPLES, 64, 3), "future_values": torch.randn(SAMPLES, 16, 3)}
+    return transformers.PatchTSTForPrediction(config), series
+
+
+def led() -> tuple[nn.Module, Batch]:
+    """Sizes are computed with tensors of known numbers."""
+    config = transformers.LEDConfig(
+        d_model=64, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=WORDS, attention_window=8,
+    )  # fmt: skip
+    return transformers.LEDForConditionalGeneration(config), words()
+
+
 def mamba() -> tuple[nn.Module, Batch]:
     """A loop over the tokens, each of which adds to the same gradients."""
     config = transformers.MambaConfig(hidden_size=64, num_hidden_layers=2, vocab_size=WORDS, state_size=8)
@@ -88,7 +131,7 @@ def mamba() -> tuple[nn.Module, Batch]:
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11, which sees one cycle
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("make", [bert, gpt2, llama, vit, convnext, mamba])
+@pytest.mark.parametrize("make", [bert, gpt2, llama, bart, led, mixtral, vit, swin, convnext, patchtst, mamba])
 def test_a_model_of_transformers_needs_what_the_profiler_sees(
     make: Callable[[], tuple[nn.Module, Batch]], precision: str
 ) -> None:

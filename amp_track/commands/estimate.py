@@ -163,7 +163,7 @@ def _built(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
         return model
     built: object = None
     if callable(model):
-        with torch_internals.fake_tensors(), torch_internals.SmallConstants():  # type: ignore[no-untyped-call]
+        with torch_internals.fake_tensors(), torch_internals.SmallConstants():
             built = model()
     if not isinstance(built, nn.Module):
         found = f"a function that returned {describe_type(built)}" if callable(model) else describe_type(model)

@@ -11,6 +11,7 @@ from torch import Tensor
 from amp_track.memory_plan.torch_internals import (
     AUTOCAST,
     AUTOGRAD,
+    META,
     Operation,
     aten,
     is_composite,
@@ -31,8 +32,28 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return torch.matmul(input, weight.t()).add_(bias)
 
 
-REAL_TENSOR_KERNELS: dict[str, dict[str, Operation]] = {AUTOGRAD: {"linear": _linear}}
-"""Kernels whose fake tensors would allocate otherwise than real ones on any device."""
+def _grouped_mm(
+    first: Tensor,
+    second: Tensor,
+    ends: Tensor | None = None,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Multiply groups of rows, such as the experts' tokens, in any dtype; torch's fake kernel supports bfloat16 only.
+
+    Of two matrices, the result has a matrix per group (`_grouped_mm` in aten/src/ATen/native/GroupedMMUtils.h).
+    """
+    rows, columns = first.shape[-2], second.shape[-1]
+    is_batched = first.dim() == second.dim()
+    groups = [ends.shape[0] if first.dim() == 2 and ends is not None else first.shape[0]] if is_batched else []
+    return torch.empty((*groups, rows, columns), dtype=dtype or first.dtype, device=first.device)
+
+
+REAL_TENSOR_KERNELS: dict[str, dict[str, Operation]] = {
+    AUTOGRAD: {"linear": _linear},
+    META: {"_grouped_mm": _grouped_mm},
+}
+"""Kernels whose fake tensors would allocate otherwise than real ones on any device, or not at all."""
 
 
 def replacements(autocast_dtype: torch.dtype | None) -> dict[str, dict[str, Operation]]:
@@ -43,7 +64,8 @@ def replacements(autocast_dtype: torch.dtype | None) -> dict[str, dict[str, Oper
         "log_softmax.int": _softmax("_log_softmax"),
         "softmax.int": _softmax("_softmax"),
     }
-    return {AUTOCAST: kernels_of_cuda(autocast_dtype), AUTOGRAD: fused | REAL_TENSOR_KERNELS[AUTOGRAD]}
+    on_any_device = REAL_TENSOR_KERNELS | {AUTOGRAD: fused | REAL_TENSOR_KERNELS[AUTOGRAD]}
+    return {AUTOCAST: kernels_of_cuda(autocast_dtype), **on_any_device}
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:

@@ -75,7 +75,7 @@ class FakeStep:
         precision = Precision.named(precision_name)
         optimizers = torch_internals.foreach_optimizers() if self._as_cuda else contextlib.nullcontext()
         with _quiet(), torch_internals.fake_tensors(), torch_internals.every_update_made(), optimizers:
-            with torch_internals.SmallConstants():  # type: ignore[no-untyped-call]
+            with torch_internals.SmallConstants():
                 model = precision.prepare(new_model(self._workload)).train()
             if self._job.channels_last:
                 model = model.to(memory_format=torch.channels_last)
@@ -83,7 +83,8 @@ class FakeStep:
             layers.outside_of_layers(LOSS)
             tracker = StorageTracker(_DEVICE.type, layers.layer, as_cuda=self._as_cuda, number=number)
             _add_model(model, tracker)
-            with self._kernels(precision), tracker, layers.watching():
+            masks = torch_internals.SmallConstants((torch.ops.aten.ones.default,), most=2**24)
+            with self._kernels(precision), masks, tracker, layers.watching():
                 step = self._train(model, precision, tracker, layers, batch_size, steps)  # kept: or its storages die
             modules = step.model.named_modules()
             recurrent = tuple(name for name, module in modules if isinstance(module, nn.RNNBase))

@@ -18,6 +18,7 @@ from amp_track.memory_plan.torch_internals import (
     aten,
     convolution_flops,
     is_held_once,
+    known_value,
     registered_flops,
     storage_key,
     tree_leaves,
@@ -43,6 +44,14 @@ _ATTENTION_BACKWARD = (
     aten._scaled_dot_product_flash_attention_backward.default,
     aten._scaled_dot_product_efficient_attention_backward.default,
 )
+
+
+_DENSE_NORMS = (
+    aten.native_layer_norm_backward.default,
+    aten.native_batch_norm.default,
+    aten.native_batch_norm_backward.default,
+)
+"""Norms whose first result is contiguous, or in channels-last format as their input, in any layout of the input."""
 
 
 class SizeFromValue(Exception):
@@ -85,6 +94,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is aten._local_scalar_dense.default:  # .item(), float(tensor) or `if tensor:`
+            if (known := known_value(args[0])) is not None:
+                return known
             dtype = args[0].dtype
             if self.phases and self.phases[-1].name == "forward":
                 self.values_read[self._layer()] = None
@@ -99,6 +110,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if func is aten.native_layer_norm.default and (self._as_cuda or _is_mixed(*args[:3])):
             result = (result[0], *(each.float() for each in result[1:]))  # a fake CPU kernel returns the input's dtype
+        if func in _DENSE_NORMS and result[0] is not None:
+            result = (_dense(result[0], args), *result[1:])
         if self._as_cuda:
             self._count(func, args, kwargs or {}, result)
         if not func.is_view:
@@ -219,6 +232,18 @@ def _accumulation(first: Any, second: Any) -> tuple[OpOverload, tuple[Any, Any]]
     return aten.add.Tensor, (first, second)
 
 
+def _dense(tensor: Tensor, args: Sequence[Any]) -> Tensor:
+    """Return a norm's result in the layout that its kernel gives it, where a fake kernel follows the input's strides.
+
+    Such as `native_batch_norm` of a transposed tensor (`suggest_memory_format_contig` in
+    aten/src/ATen/native/Normalization.cpp), whose result a linear layer must copy after it is transposed back.
+    """
+    images = [each for each in args if isinstance(each, Tensor) and each.dim() == 4]
+    if tensor.is_contiguous() or any(each.is_contiguous(memory_format=torch.channels_last) for each in images):
+        return tensor
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
 def _is_mixed(input: Tensor, _: object, weight: Tensor | None) -> bool:
     """Return whether a norm's input has another dtype than its weight, so that a CPU keeps statistics in float32."""
     return weight is not None and weight.dtype is not input.dtype
@@ -232,6 +257,10 @@ def flops_of(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
     depthwise convolution of 64 channels.
     """
     try:
+        if operation.overloadpacket is aten._grouped_mm:
+            first, second = args[:2]
+            groups = first.shape[0] if first.dim() == second.dim() == 3 else 1
+            return int(2 * groups * math.prod(first.shape[-2:]) * second.shape[-1])
         if operation is aten.convolution_backward.default:
             output_gradient, input, weight, transposed, output_mask = args[0], args[1], args[2], args[7], args[10]
             forward = convolution_flops(input.shape, weight.shape, output_gradient.shape, transposed=transposed)

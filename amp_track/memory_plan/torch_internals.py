@@ -11,7 +11,7 @@ import functools
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -64,9 +64,8 @@ except (ImportError, AttributeError) as error:
 
 Operation = Callable[..., Any]
 aten: Any = torch.ops.aten
-_MOST_CONSTANTS = 2**20
-"""The largest tensor that has values while a model is built: enough for a list of layers, or a table of positions."""
-AUTOCAST, AUTOGRAD = "AutocastCPU", "AutogradCPU"
+OF_NUMBERS = aten.arange.default, aten.arange.start, aten.arange.start_step, aten.linspace.default
+AUTOCAST, AUTOGRAD, META = "AutocastCPU", "AutogradCPU", "Meta"
 
 
 def copied_by(make: Callable[[Tensor], Tensor]) -> Callable[[Tensor, dict[int, Any]], Tensor]:
@@ -120,30 +119,43 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 
 
 class SmallConstants(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives values to small results of `torch.arange` and `torch.linspace`, and to small tensors computed from them.
+    """Gives values to small results of some functions without tensors, and to small tensors computed from them.
 
-    Constructors of models need them: rates that grow from layer to layer are read from a `linspace`. Relies on
-    `_disable_current_modes`, which disables fake tensors for one operation.
+    Constructors of models need those of `torch.arange` and `torch.linspace`: rates that grow from layer to layer are
+    read from them. Relies on `_disable_current_modes`, which disables fake tensors for one operation.
     """
+
+    def __init__(self, functions: Container[OpOverload] = OF_NUMBERS, most: int = 2**20) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._functions, self._most = functions, most
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if any(isinstance(tensor, FakeTensor) for tensor in inputs) or not (inputs or func in _OF_NUMBERS):
+        if any(isinstance(tensor, FakeTensor) for tensor in inputs) or not (inputs or func in self._functions):
             return func(*args, **kwargs)
         try:
             fake = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             fake = None
-        if any(isinstance(leaf, Tensor) and leaf.numel() > _MOST_CONSTANTS for leaf in tree_leaves(fake)):
+        if any(isinstance(leaf, Tensor) and leaf.numel() > self._most for leaf in tree_leaves(fake)):
             return fake
         with _disable_current_modes():
             return func(*args, **kwargs)
 
 
-_OF_NUMBERS = aten.arange.default, aten.arange.start, aten.arange.start_step, aten.linspace.default
+def known_value(tensor: Tensor) -> float | None:
+    """Return the number in a tensor that has a value, such as a constant; None for others.
+
+    Relies on `FakeTensor.constant`, which is None for a tensor that was computed from others.
+    """
+    held = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+    if held is None:
+        return None
+    with _disable_current_modes():
+        return held.item()
 
 
 @contextlib.contextmanager
