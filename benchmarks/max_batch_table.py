@@ -4,7 +4,8 @@
 
 Trained with AdamW on images of the model's own size. Writes benchmarks/results/max-batches.csv: a row for each model
 and precision, a column for each GPU with the expected and the safe batch, `231 / 220`. Models that the file has are
-skipped, so that a stopped run can be continued. Predicted, not measured; tf32 is as fp32.
+skipped, so that a stopped run can be continued; remove the file to begin anew (75 minutes on two cores). Predicted, not
+measured; tf32 is as fp32.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ class TrainedIn2022:
     """A workload that trains as timm's benchmark.py did with torch 1.12.
 
     `zero_grad()` kept the gradients, as zeros, and the backward pass ran within autocast, which kept the 16-bit copies
-    of all weights until its end (https://github.com/huggingface/pytorch-image-models/blob/v0.6.5/benchmark.py).
+    of all weights until its end (https://github.com/huggingface/pytorch-image-models/blob/v0.6.5/benchmark.py). Its
+    kernels do not run within autocast here, which made no difference to seven models.
     """
 
     def __init__(self, workload: Any) -> None:
@@ -145,7 +146,7 @@ class TrainedIn2022:
                     if parameter not in gradients:
                         gradients[parameter] = torch.empty_like(parameter)
                     parameter.grad = gradients[parameter]
-            torch.autocast_increment_nesting()  # the next autocast ends without clearing its cache
+            torch.autocast_increment_nesting()  # so that the end of this autocast does not clear its cache
 
         model.register_forward_pre_hook(begin)
         return model
@@ -163,7 +164,7 @@ class TrainedIn2022:
 
 
 def predict(row: Published, traces: Path | None = None) -> Predicted:
-    """Predict a row, on the published software: eager kernels, attention in separate operations."""
+    """Predict a row, on the published software: also eager kernels, and attention in separate operations."""
     os.environ |= {"CUDA_MODULE_LOADING": "EAGER", "TIMM_FUSED_ATTN": "0", "CUDA_VISIBLE_DEVICES": ""}
     warnings.simplefilter("ignore")  # of timm, about names of models
     import torch
@@ -303,6 +304,7 @@ def summarize(compared: Sequence[Compared]) -> dict[str, Any]:
         "safe_more_than_10_percent_below_a_batch_that_ran": rate(
             lambda each: each.found.safe < 0.9 * each.row.batch_size
         ),
+        "safe_below_85_percent_of_a_batch_that_ran": rate(lambda each: each.found.safe < 0.85 * each.row.batch_size),
         "at_most_exceeded": rate(lambda each: each.found.at_most < each.row.batch_size),
         "safe_by_expected": statistics.median(each.found.safe / each.found.expected for each in positive)
         if positive
@@ -373,6 +375,7 @@ def table(summary: dict[str, Any]) -> str:
         "expected_too_low": "expected batch too low",
         "safe_fails": "safe batch that failed",
         "safe_more_than_10_percent_below_a_batch_that_ran": "safe batch more than 10 % below one that ran",
+        "safe_below_85_percent_of_a_batch_that_ran": "safe batch more than 15 % below one that ran",
         "at_most_exceeded": "at-most batch below one that ran",
     }
     rates = [(shown, summary[name]) for name, shown in names.items()]

@@ -35,6 +35,8 @@ from amp_track.config.cli_params import Flag  # noqa: E402
 from amp_track.config.commands import FLAGS  # noqa: E402
 from amp_track.config.precisions import BY_NAME  # noqa: E402
 from amp_track.records import errors  # noqa: E402
+from amp_track.records.result import JobStatus  # noqa: E402
+from amp_track.records.units import format_bytes  # noqa: E402
 from benchmarks import (  # noqa: E402
     finder_results,
     growth,
@@ -51,6 +53,7 @@ from benchmarks import (  # noqa: E402
 from benchmarks.faults import faults  # noqa: E402
 from benchmarks.faults import results as fault_results  # noqa: E402
 from benchmarks.gpu import stages, tables  # noqa: E402
+from benchmarks.gpu.results import read_rows  # noqa: E402
 
 COMMANDS = tuple(FLAGS)
 _JSON = (
@@ -243,14 +246,29 @@ def precision_names() -> None:
 
 def published_tables() -> None:
     """Print each claim of the published write-ups with its measurement, for every device that was measured."""
+    on_gpus = _claims_on_gpus()
     for file in sorted(provenance.RESULTS.glob("published-*.json")):
         result = json.loads(file.read_text())
         rows = []
         for title, of_title in result["rows"].items():
             rows.append([f"**{title}**", "", ""])
-            rows += [[row["claim"], row["measured"], row["ratio"] or "–"] for row in of_title]
+            for row in of_title:
+                measured = on_gpus.get(row["claim"], row["measured"]) if not row["ratio"] else row["measured"]
+                rows.append([row["claim"], measured, row["ratio"] or "–"])
         _print_table(["claim", "measured here", "measured / claimed"], rows)
         print(f"\n*{provenance.sentence(result, 'torch', 'torchvision')}, n={result['n']}: mean (lowest–highest)*")
+
+
+def _claims_on_gpus() -> dict[str, str]:
+    """Return what a GPU measured of the claims about memory that no CPU can."""
+    measured = {}
+    for file in sorted(provenance.RESULTS.glob("gpu/*/caltech256.jsonl")):
+        for row in read_rows(file):
+            of_row, device = row.values, row.provenance["device"].partition(" (")[0]
+            size_bytes = of_row["peak_bytes" if of_row["status"] == JobStatus.FITS else "requested_bytes"]
+            what = "fits in" if of_row["status"] == JobStatus.FITS else "runs out of memory, asking for"
+            measured[row.key] = f"{what} {format_bytes(size_bytes)} ({device}, 6 GiB emulated, n={row.n})"
+    return measured
 
 
 def command_page(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,14 +40,19 @@ def _grouped_mm(
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Multiply groups of rows, such as the experts' tokens, in any dtype; torch's fake kernel supports bfloat16 only.
+    """Multiply groups of rows, such as the experts' tokens, in any dtype: torch's fake kernel rejects float32.
 
-    Of two matrices, the result has a matrix per group (`_grouped_mm` in aten/src/ATen/native/GroupedMMUtils.h).
+    Of two matrices, the result has a matrix per group. Rows begin at multiples of 16 bytes
+    (`_create_grouped_mm_output_tensor` in torch/_meta_registrations.py).
     """
+    torch._check(first.shape[-1] == second.shape[-2], lambda: "contraction dimension of first and second must match")
+    dtype = dtype or first.dtype
     rows, columns = first.shape[-2], second.shape[-1]
-    is_batched = first.dim() == second.dim()
-    groups = [ends.shape[0] if first.dim() == 2 and ends is not None else first.shape[0]] if is_batched else []
-    return torch.empty((*groups, rows, columns), dtype=dtype or first.dtype, device=first.device)
+    padded = math.ceil(columns * dtype.itemsize / 16) * 16 // dtype.itemsize
+    if first.dim() != second.dim():
+        return torch.empty_strided((rows, columns), (padded, 1), dtype=dtype, device=first.device)
+    groups = ends.shape[0] if first.dim() == 2 and ends is not None else first.shape[0]
+    return torch.empty_strided((groups, rows, columns), (rows * padded, padded, 1), dtype=dtype, device=first.device)
 
 
 REAL_TENSOR_KERNELS: dict[str, dict[str, Operation]] = {

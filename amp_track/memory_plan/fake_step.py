@@ -51,6 +51,8 @@ class FakeStep:
         self._keeps_gradients = keeps_gradients
         self._has_fixed_sizes: set[str] = set()
         """Precisions at which a step that reads numbers was found to have the same sizes with others."""
+        self._changes_masks = False
+        """Whether the step writes unknown values into a mask of ones that it created."""
         self._batches = min(job.grad_accum, 2)
         """Two are enough to show the memory of accumulation: gradients are held while the next batch runs."""
 
@@ -72,6 +74,21 @@ class FakeStep:
         return found
 
     def _traced(self, precision_name: str, batch_size: int, steps: int, *, number: int | None = 1) -> StepTrace:
+        if not self._changes_masks:
+            try:
+                return self._traced_with(torch_internals.MasksOfOnes(), precision_name, batch_size, steps, number)
+            except torch_internals.ConstantChanged:
+                self._changes_masks = True
+        return self._traced_with(contextlib.nullcontext(), precision_name, batch_size, steps, number)
+
+    def _traced_with(
+        self,
+        constants: contextlib.AbstractContextManager[object],
+        precision_name: str,
+        batch_size: int,
+        steps: int,
+        number: int | None,
+    ) -> StepTrace:
         precision = Precision.named(precision_name)
         optimizers = torch_internals.foreach_optimizers() if self._as_cuda else contextlib.nullcontext()
         with _quiet(), torch_internals.fake_tensors(), torch_internals.every_update_made(), optimizers:
@@ -83,8 +100,7 @@ class FakeStep:
             layers.outside_of_layers(LOSS)
             tracker = StorageTracker(_DEVICE.type, layers.layer, as_cuda=self._as_cuda, number=number)
             _add_model(model, tracker)
-            masks = torch_internals.SmallConstants((torch.ops.aten.ones.default,), most=2**24)
-            with self._kernels(precision), masks, tracker, layers.watching():
+            with self._kernels(precision), constants, tracker, layers.watching():
                 step = self._train(model, precision, tracker, layers, batch_size, steps)  # kept: or its storages die
             modules = step.model.named_modules()
             recurrent = tuple(name for name, module in modules if isinstance(module, nn.RNNBase))

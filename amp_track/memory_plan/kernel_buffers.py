@@ -1,4 +1,4 @@
-"""The bytes that CUDA's kernels allocate beside their outputs: workspaces, copies, and the buffers of sums."""
+"""The bytes that CUDA's kernels allocate in addition to their outputs: workspaces, copies, and buffers of sums."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def sum_buffer(input: Tensor, dims: Sequence[int] | None) -> tuple[int, Limits] 
     if not input.numel():
         return None
     outputs = math.prod(size for dim, size in enumerate(input.shape) if dim not in summed)
-    width = min(2 ** int(math.log2(outputs // _VECTOR)), _WARP)  # threads beside each other, for different outputs
+    width = min(2 ** int(math.log2(outputs // _VECTOR)), _WARP)  # threads of a warp, for different outputs
     grid = math.ceil(outputs / _VECTOR / width)
     least, most = _VALUES
     of_one_split = 4 * outputs * width * _VECTOR

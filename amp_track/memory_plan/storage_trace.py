@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from amp_track.memory_plan.torch_internals import (
     known_value,
     registered_flops,
     storage_key,
+    suggest_memory_format,
     tree_leaves,
 )
 from amp_track.records.plan import (
@@ -52,12 +53,9 @@ _ATTENTION_BACKWARD = (
 )
 
 
-_DENSE_NORMS = (
-    aten.native_layer_norm_backward.default,
-    aten.native_batch_norm.default,
-    aten.native_batch_norm_backward.default,
-)
-"""Norms whose first result is contiguous, or in channels-last format as their input, in any layout of the input."""
+_DENSE_NORMS = {aten.native_batch_norm.default: 0, aten.native_batch_norm_backward.default: 1}
+"""Norms whose first result is contiguous or in channels-last format, with the argument whose format counts. Their fake
+kernels follow the input's strides."""
 
 
 class SizeFromValue(Exception):
@@ -67,13 +65,13 @@ class SizeFromValue(Exception):
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every storage that operations create on one kind of device while the mode is active.
 
-    Fake tensors have no values: `.item()` returns `number`, or False for a boolean.
+    Most fake tensors have no values: `.item()` of an unknown one returns `number`, or False for a boolean.
 
     Args:
         device_type: the kind of device whose memory counts.
         layer: returns the layer whose operation runs.
         as_cuda: whether to record floating-point operations and convolution workspaces of CUDA.
-        number: stands for every number; None raises SizeFromValue where the forward pass reads one.
+        number: stands for every unknown number; None raises SizeFromValue where the forward pass reads one.
     """
 
     def __init__(self, device_type: str, layer: Callable[[], str], *, as_cuda: bool, number: int | None = 1) -> None:
@@ -116,8 +114,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if func is aten.native_layer_norm.default and (self._as_cuda or _is_mixed(*args[:3])):
             result = (result[0], *(each.float() for each in result[1:]))  # a fake CPU kernel returns the input's dtype
-        if func in _DENSE_NORMS and result[0] is not None:
-            result = (_dense(result[0], args), *result[1:])
+        if func is aten.native_layer_norm_backward.default and result[0] is not None:
+            result = (_dense(result[0]), *result[1:])
+        if func in _DENSE_NORMS and result[0] is not None and not self._keeps_strides(func, args):
+            result = (_dense(result[0], args[_DENSE_NORMS[func]]), *result[1:])
         if self._as_cuda:
             self._count(func, args, kwargs or {}, result)
         if not func.is_view:
@@ -132,6 +132,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._as_cuda:
                 self._note_buffers(func, args, copies=bool(copied))
         return result
+
+    def _keeps_strides(self, func: OpOverload, args: tuple[Any, ...]) -> bool:
+        """Return whether a batch norm follows its input's strides, as those of CUDA that cuDNN does not compute."""
+        input = args[_DENSE_NORMS[func]]
+        return self._as_cuda and (input.dtype is torch.bfloat16 or input.dim() < 3)
 
     def begin(self, phase: str, step: int) -> None:
         """Record the beginning of a phase of a step."""
@@ -238,16 +243,17 @@ def _accumulation(first: Any, second: Any) -> tuple[OpOverload, tuple[Any, Any]]
     return aten.add.Tensor, (first, second)
 
 
-def _dense(tensor: Tensor, args: Sequence[Any]) -> Tensor:
-    """Return a norm's result in the layout that its kernel gives it, where a fake kernel follows the input's strides.
+def _dense(result: Tensor, input: Tensor | None = None) -> Tensor:
+    """Return a norm's result in the format of its input: contiguous without one, or if the input is transposed.
 
-    Such as `native_batch_norm` of a transposed tensor (`suggest_memory_format_contig` in
-    aten/src/ATen/native/Normalization.cpp), whose result a linear layer must copy after it is transposed back.
+    A linear layer must copy it then, after it is transposed back (`suggest_memory_format_contig` in
+    aten/src/ATen/native/Normalization.cpp; cuDNN gets `input.contiguous(…)`). Compared with real tensors on a CPU.
     """
-    images = [each for each in args if isinstance(each, Tensor) and each.dim() == 4]
-    if tensor.is_contiguous() or any(each.is_contiguous(memory_format=torch.channels_last) for each in images):
-        return tensor
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    memory_format = torch.contiguous_format
+    if input is not None and not input.is_contiguous():
+        memory_format = suggest_memory_format(input)
+    is_dense = result.is_contiguous(memory_format=memory_format)
+    return result if is_dense else torch.empty_like(result, memory_format=memory_format)
 
 
 def _is_mixed(input: Tensor, _: object, weight: Tensor | None) -> bool:

@@ -30,6 +30,7 @@ try:
     from torch._C import DispatchKey, DispatchKeySet, _dispatch_get_all_op_names, _ExcludeDispatchKeyGuard
     from torch._C import _dispatch_has_kernel_for_dispatch_key as _has_kernel
     from torch._ops import OpOverload
+    from torch._prims_common import suggest_memory_format
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -136,20 +137,55 @@ class SmallConstants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if any(isinstance(tensor, FakeTensor) for tensor in inputs) or not (inputs or func in self._functions):
             return func(*args, **kwargs)
-        try:
-            fake = func(*args, **kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException):
-            fake = None
-        if any(isinstance(leaf, Tensor) and leaf.numel() > self._most for leaf in tree_leaves(fake)):
-            return fake
+        if torch.Tag.inplace_view not in func.tags:  # fake tensors' mode rejects these, such as `unsqueeze_`
+            try:
+                fake = func(*args, **kwargs)
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                fake = None
+            if any(isinstance(leaf, Tensor) and leaf.numel() > self._most for leaf in tree_leaves(fake)):
+                return fake
         with _disable_current_modes():
             return func(*args, **kwargs)
 
 
-def known_value(tensor: Tensor) -> float | None:
-    """Return the number in a tensor that has a value, such as a constant; None for others.
+class ConstantChanged(Exception):
+    """Raised where a tensor that has values gets unknown ones."""
 
-    Relies on `FakeTensor.constant`, which is None for a tensor that was computed from others.
+
+class MasksOfOnes(SmallConstants):  # type: ignore[no-untyped-call]
+    """Gives values to results of `torch.ones` within a step, of up to two million elements.
+
+    Models of transformers create such a mask if they get none, and drop it if it has values and none is zero. Raises
+    ConstantChanged if unknown or random values are written into one: trace again without this mode then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__((aten.ones.default,), most=2**21)
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        leaves = tree_leaves((args, kwargs))
+        if is_random or any(isinstance(leaf, FakeTensor) for leaf in leaves):
+            if not all(isinstance(leaf, FakeTensor) for leaf in _written(func, args, kwargs or {})):
+                raise ConstantChanged
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """Yield the tensors that an operation writes into. Relies on `OpOverload._schema`."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def known_value(tensor: Tensor) -> bool | int | float | complex | None:
+    """Return the number in a tensor that has a value; None for others.
+
+    Relies on `FakeTensor.constant`, which a number has that was computed from known numbers only.
     """
     held = tensor.constant if isinstance(tensor, FakeTensor) else tensor
     if held is None:
@@ -278,4 +314,7 @@ def is_held_once(tensor: Tensor) -> bool:
     return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= 2)
 
 
-__all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "SmallConstants", "TorchDispatchMode", "tree_leaves"]
+__all__ = [
+    "FakeTensor", "FakeTensorMode", "OpOverload", "SmallConstants", "TorchDispatchMode", "suggest_memory_format",
+    "tree_leaves",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The bytes that CUDA's kernels allocate beside their outputs, with sizes that a GPU showed."""
+"""The bytes that CUDA's kernels allocate in addition to their outputs, with sizes that a GPU showed."""
 
 from __future__ import annotations
 
