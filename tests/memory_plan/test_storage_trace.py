@@ -93,8 +93,11 @@ IMAGES, VOLUMES = (2, 3, 4, 5), (2, 3, 4, 5, 6)
         (nn.BatchNorm1d(3), (2, 5, 3), lambda sequence: sequence.transpose(1, 2)),
         (nn.LayerNorm(3), (2, 3, 5), lambda sequence: sequence.transpose(1, 2)),
     ],
-    ids=str,
-)
+    ids=[
+        "images", "channels-last", "sliced", "transposed", "volumes in channels-last", "permuted volumes", "sequence",
+        "transposed sequence", "layer norm",
+    ],
+)  # fmt: skip
 def test_a_norm_has_the_layout_of_a_real_one(
     norm: nn.Module, shape: tuple[int, ...], laid_out: Callable[[Tensor], Tensor]
 ) -> None:
