@@ -51,8 +51,6 @@ _ATTENTION_BACKWARD = (
     aten._scaled_dot_product_flash_attention_backward.default,
     aten._scaled_dot_product_efficient_attention_backward.default,
 )
-
-
 _DENSE_NORMS = {aten.native_batch_norm.default: 0, aten.native_batch_norm_backward.default: 1}
 """Norms whose first result is contiguous or in channels-last format, with the argument whose format counts. Their fake
 kernels follow the input's strides."""
@@ -116,8 +114,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = (result[0], *(each.float() for each in result[1:]))  # a fake CPU kernel returns the input's dtype
         if func is aten.native_layer_norm_backward.default and result[0] is not None:
             result = (_dense(result[0]), *result[1:])
-        if func in _DENSE_NORMS and result[0] is not None and not self._keeps_strides(func, args):
-            result = (_dense(result[0], args[_DENSE_NORMS[func]]), *result[1:])
+        if func in _DENSE_NORMS and result[0] is not None:
+            input = args[_DENSE_NORMS[func]]
+            if not self._as_cuda or (input.dtype is not torch.bfloat16 and input.dim() > 2):  # CUDA's own keep strides
+                result = (_dense(result[0], input), *result[1:])
         if self._as_cuda:
             self._count(func, args, kwargs or {}, result)
         if not func.is_view:
@@ -132,11 +132,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._as_cuda:
                 self._note_buffers(func, args, copies=bool(copied))
         return result
-
-    def _keeps_strides(self, func: OpOverload, args: tuple[Any, ...]) -> bool:
-        """Return whether a batch norm follows its input's strides, as those of CUDA that cuDNN does not compute."""
-        input = args[_DENSE_NORMS[func]]
-        return self._as_cuda and (input.dtype is torch.bfloat16 or input.dim() < 3)
 
     def begin(self, phase: str, step: int) -> None:
         """Record the beginning of a phase of a step."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from amp_track.records.plan import LARGEST_SHOWN, OPTIMIZER, Category, Holding
 
 _BY_BATCH = Category.ACTIVATIONS, Category.BATCH, Category.TEMPORARIES
-"""Categories whose allocations may grow with the batch size; those of convolutions do, beside a constant part."""
+"""Categories whose allocations may grow with the batch size; those of convolutions do, and have a constant part."""
 
 
 @dataclass(frozen=True, kw_only=True)
