@@ -40,7 +40,7 @@ def timed_trials(database: Path, study: str) -> list[TimedTrial]:
     """Return the finished trials of a max-batch study in an SQLite file, in the order in which they ran."""
     import optuna
 
-    from amp_track.study.batch_sampler import done_jobs
+    from amp_track.study.max_batch_jobs import done_jobs
 
     storage = optuna.storages.RDBStorage(f"sqlite:///{database}")
     trials = optuna.load_study(study_name=f"{study}/max-batch", storage=storage).get_trials()

@@ -137,7 +137,7 @@ def find_max_batches(
         NothingFits: not even one sample fits, at any precision.
     """
     from amp_track.study import max_batches, trials
-    from amp_track.study.batch_sampler import Proposal
+    from amp_track.study.max_batch_jobs import Proposal
 
     session, study, goal = tracked_study.session, tracked_study.study, sampler.goal
     progress.say(f"finding the max batch within {limit_in_words(session.job)} at {', '.join(session.precisions)}")
@@ -263,7 +263,7 @@ def _training_samples(session: Session, job_results: Sequence[JobResult]) -> int
 
 
 def _steps_of_an_epoch(session: Session, batch_size: int) -> int:
-    from amp_track.study.batch_sampler import Proposal
+    from amp_track.study.max_batch_jobs import Proposal
 
     if not batch_size or session.inspection.kind != "workload":
         return 0

@@ -18,7 +18,8 @@ from amp_track.report import progress
 from amp_track.session.session import Session
 
 if TYPE_CHECKING:
-    from amp_track.study.batch_sampler import Goal, Proposal
+    from amp_track.study.batch_sampler import Goal
+    from amp_track.study.max_batch_jobs import Proposal
 
 
 _LARGEST_SYNTHETIC_BATCH = 2**20

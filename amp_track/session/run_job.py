@@ -26,7 +26,7 @@ from amp_track.session.study_session import TrackedStudy
 from amp_track.workers import processes
 
 if TYPE_CHECKING:
-    from amp_track.study.batch_sampler import Proposal
+    from amp_track.study.max_batch_jobs import Proposal
     from amp_track.study.types import Trial
     from amp_track.tracking import Run
 

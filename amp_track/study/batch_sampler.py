@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
-from pydantic import TypeAdapter
 
 from amp_track.batch_search import recommended_batch
 from amp_track.batch_search.search import Hint, Limit, MaxBatch, Next, Probe, SimulatedMemory, explore, line_of
@@ -24,18 +23,32 @@ from amp_track.config.precisions import PRECISIONS
 from amp_track.memory_plan.predict import ReplayedMemory
 from amp_track.memory_plan.replay import TraceFamily
 from amp_track.records.plan import Forecast
-from amp_track.records.result import JobResult, JobStatus
+from amp_track.records.result import JobStatus
 from amp_track.study import optuna_internals, storage
 from amp_track.study.database import WORKER
+from amp_track.study.max_batch_jobs import (
+    CLAIM,
+    EVAL,
+    TYPICAL,
+    Done,
+    Proposal,
+    best_speed,
+    by_precision,
+    claim_of,
+    done_jobs,
+    is_exact,
+    largest_with_headroom,
+    probes_of,
+    readings_of,
+    size_ratio,
+    was_refuted,
+)
 from amp_track.workers import interrupts, liveness
 
-_CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
 _SHORT = ("probe", "multiple", "repeat", "headroom", "timing")
 _MEASURED = (*_SHORT, "confirm")
 """The kinds of jobs whose memory shows how it grows with the batch."""
-TYPICAL, EVAL = "typical", "eval"
-_FULL = (JobStatus.OOM, JobStatus.KERNEL_LIMIT)
 _DRAWN_FACTOR = 9 / 8
 """The first probe of batches as drawn is larger than the max batch by this factor: most have a very large sample too.
 """
@@ -50,51 +63,6 @@ _HEADROOM_STEP = 1 / 128
 """Fraction of the budget by which a first wrong prediction is corrected; the second one by three times as much."""
 _RIVAL = 0.8
 """A precision below this fraction of the best speed is not recommended, so its batches are not timed."""
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """One job of the max-batch study.
-
-    `kind` is one of: `probe`; `multiple`, a probe of the largest multiple up to the max batch; `beyond`, a probe above
-    the first failing batch; `confirm`, the confirmation run; `repeat`, another probe of a confirmed max batch;
-    `headroom`, a probe, within a smaller budget, of a batch that may leave the recommended headroom; `timing`, a probe
-    of a batch that may be recommended, for its speed; `typical`, a probe with batches as they are drawn, where all
-    others have the largest samples; `eval`, a probe at the max batch whose evaluation has batches of `batch_size`.
-    """
-
-    precision: str
-    batch_size: int
-    kind: str
-    reason: str
-    predicted_bytes: int | None = None
-    should_fit: bool = True
-    is_planned: bool = False
-    """Whether a memory plan chose it, before any batch fitted."""
-    larger_fail_too: bool = False
-    """Whether the next larger batches fail if this one does: a simulated allocator needs no less memory for them."""
-    training_batch_size: int = 0
-    """The batch of the training before an evaluation whose batch is probed."""
-
-    @property
-    def includes_the_end(self) -> bool:
-        """Whether it runs the end of an epoch, also if the probes leave it to the confirmation run."""
-        return self.kind not in ("probe", "repeat", "timing")
-
-
-_PROPOSAL = TypeAdapter(Proposal)
-
-
-@dataclass(frozen=True)
-class Done(Proposal):
-    """A finished job with its result and its trial."""
-
-    job_result: JobResult = dataclasses.field(kw_only=True)
-    trial: FrozenTrial = dataclasses.field(kw_only=True)
-
-    @property
-    def fits(self) -> bool:
-        return self.job_result.fits
 
 
 class Busy(Exception):
@@ -182,7 +150,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """
         running = defaultdict[str, list[Proposal]](list)
         for trial in trials:
-            if trial.state is TrialState.RUNNING and (claim := _claim_of(trial)) is not None:
+            if trial.state is TrialState.RUNNING and (claim := claim_of(trial)) is not None:
                 running[claim.precision].append(claim)
         jobs = done_jobs(trials)
         done, others = by_precision(jobs), {kind: by_precision(jobs, kind) for kind in (TYPICAL, EVAL)}
@@ -236,7 +204,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         tried = {job.batch_size for job in jobs}
         for batch_size in range(above, min(above + self.goal.beyond, most + 1)):
             if batch_size not in tried:
-                line = line_of(_probes(done[precision], _MEASURED))
+                line = line_of(probes_of(done[precision], _MEASURED))
                 predicted = round(line.at(batch_size)) if line is not None else None
                 return Proposal(precision, batch_size, "beyond", why, predicted, should_fit=False)
         return None
@@ -279,8 +247,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """Return the max batch with batches as they are drawn, or its next probe; None if all samples have one size."""
         if size_ratio(done) is None:
             return None
-        goal, line = self.goal, line_of(_probes(done, _MEASURED))
-        probes = _probes(typical, (TYPICAL,)) + _as_predicted(running, (TYPICAL,))
+        goal, line = self.goal, line_of(probes_of(done, _MEASURED))
+        probes = probes_of(typical, (TYPICAL,)) + _as_predicted(running, (TYPICAL,))
         if not probes and proven.first_failing_batch is not None:
             slightly_more = math.ceil(proven.batch_size * _DRAWN_FACTOR)
             return Next(min(slightly_more, goal.limit.batch_size), "slightly above the max batch", should_fit=False)
@@ -308,7 +276,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
                 status = JobStatus.OOM if (peak_bytes or 0) > most_bytes else JobStatus.FITS
                 probes.append(Probe(job.batch_size, status, peak_bytes))
             elif job.training_batch_size == proven.batch_size:
-                probes += _probes([job], (EVAL,))
+                probes += probes_of([job], (EVAL,))
         probes += _as_predicted(running, (EVAL,))
         hint = Hint(min(2 * proven.batch_size, limit.batch_size), "twice the max batch of the training")
         return explore(probes, limit, budget_bytes=most_bytes, hint=hint)
@@ -333,7 +301,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         }
         # On a CPU a run at the limit is as fast as others.
         kinds = _TIMED if self.goal.recommended_bytes is not None else (*_TIMED, "confirm", "repeat")
-        speeds = {name: _best_speed(done[name], kinds) for name in found}
+        speeds = {name: best_speed(done[name], kinds) for name in found}
         fastest = max((speed for speed in speeds.values() if speed is not None), default=0.0)
 
         def readings(names: Iterable[str]) -> list[Proposal]:
@@ -357,7 +325,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """Return the next probe for the batch to recommend at one precision; None if it is known."""
         own = done[precision]
         largest = largest_with_headroom(own, max_batch.batch_size, self.goal.recommended_bytes)
-        readings, line = readings_of(own), line_of(_probes(own, _MEASURED))
+        readings, line = readings_of(own), line_of(probes_of(own, _MEASURED))
 
         def proposal(batch_size: int, kind: str, reason: str) -> Proposal:
             predicted = round(line.at(batch_size)) if line is not None else None
@@ -393,7 +361,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         room_bytes = self.goal.recommended_bytes
         if room_bytes is None:
             return 0
-        goal, line = self.goal, line_of(_probes(done, _MEASURED))
+        goal, line = self.goal, line_of(probes_of(done, _MEASURED))
         below = min([max_batch.batch_size + 1, *(job.batch_size for job in headroom)])
         spare_bytes = (2 ** len(headroom) - 1) * int(_HEADROOM_STEP * goal.budget_bytes)
         is_full = max_batch.bound == "memory"  # whatever a meter says of its memory
@@ -420,7 +388,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """
         goal = self.goal
         short, long = (
-            _probes(done[precision], kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
+            probes_of(done[precision], kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
         )
         failed_long = _first_failure(long)
         short += [  # above a failed confirmation run they would only ask for more of them
@@ -434,7 +402,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         largest = max((batch_size for batch_size in fitting if batch_size < failed_short), default=0)
         # A confirmation run proves as much as a probe, unless it fails where a probe fits.
         known = [*short, *(probe for probe in long if probe.fits or probe.batch_size > largest)]
-        known += _probes(over, _MEASURED)  # the data set is the same at each precision
+        known += probes_of(over, _MEASURED)  # the data set is the same at each precision
         long = [probe for probe in long if probe.fits or probe.batch_size <= largest]
         step = explore(known, goal.limit, budget_bytes=goal.budget_bytes)
         if isinstance(step, Next):  # make a memory plan only now: it takes seconds
@@ -487,7 +455,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             return False
         if any(job.kind == "repeat" and not job.fits for job in done[precision]):
             return True
-        return not (_is_exact(done[precision]) if len(peaks) == 1 else _has_equal(peaks))
+        return not (is_exact(done[precision]) if len(peaks) == 1 else _has_equal(peaks))
 
     def _hint(self, done: Mapping[str, list[Done]], precision: str) -> Hint:
         """Return the first batch: from a memory plan, another precision's max batch, or the goal's."""
@@ -503,7 +471,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             )
         hints = []
         for other in PRECISIONS:  # includes those of an earlier command
-            probes = _probes(done[other], ("probe", "confirm")) if other != precision else []
+            probes = probes_of(done[other], ("probe", "confirm")) if other != precision else []
             max_batch = explore(probes, self.goal.limit, budget_bytes=self.goal.budget_bytes, hint=first)
             if isinstance(max_batch, MaxBatch) and max_batch.batch_size and (line := line_of(probes)) is not None:
                 hints.append(Hint(max_batch.batch_size, f"start from the max batch of {other}", line.fixed_bytes))
@@ -528,7 +496,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             trial.suggest_categorical("precision", PRECISIONS)
             trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
         # The trial itself has read its attributes before the claim was written.
-        proposal = _claim_of(trial.storage.get_trial(optuna_internals.id_of(trial)))
+        proposal = claim_of(trial.storage.get_trial(optuna_internals.id_of(trial)))
         assert proposal is not None, "its params are those of a claim"
         shown = ("kind", "reason", "predicted_bytes")
         storage.set_attributes(trial, {name: getattr(proposal, name) for name in shown})
@@ -542,14 +510,14 @@ class BatchSampler(optuna.samplers.BaseSampler):
         proposal = self._wait_for_turn(study, trial.number)
         if proposal is None:
             return {}
-        shared.set_trial_system_attr(trial_id, _CLAIM, dataclasses.asdict(proposal))
+        shared.set_trial_system_attr(trial_id, CLAIM, dataclasses.asdict(proposal))
         return {"precision": proposal.precision, "batch_size": proposal.batch_size}
 
     def _wait_for_turn(self, study: optuna.Study, number: int) -> Proposal | None:
         while True:
             trials = storage.end_stale_trials(study)
             earlier = [trial for trial in trials if trial.number < number and trial.state is TrialState.RUNNING]
-            if all(_CLAIM in trial.system_attrs for trial in earlier):
+            if all(CLAIM in trial.system_attrs for trial in earlier):
                 try:
                     return self.next([trial for trial in trials if trial.number != number])
                 except Busy:
@@ -572,113 +540,6 @@ def _has_equal(peaks: Sequence[int | None]) -> bool:
     """Return whether two runs of one batch took the same memory to the byte."""
     known = [peak for peak in peaks if peak is not None]
     return len(set(known)) < len(known)
-
-
-def _is_exact(done: Iterable[Done]) -> bool:
-    """Return whether a batch ran twice so far, and all such runs of a batch took the same memory to the byte.
-
-    It is usual on a CPU with a budget: its meter and the order of allocations are deterministic.
-    """
-    peaks = defaultdict[int, list[int | None]](list)
-    for job in done:
-        peaks[job.batch_size].append(job.job_result.peak_bytes if job.fits else None)
-    repeated = [own for own in peaks.values() if len(own) > 1]
-    return bool(repeated) and all(None not in own and len(set(own)) == 1 for own in repeated)
-
-
-def _claim_of(trial: FrozenTrial) -> Proposal | None:
-    """Return the job that a trial has claimed; None before that."""
-    claim = trial.system_attrs.get(_CLAIM)
-    return storage.read(_PROPOSAL, claim, f"trial {trial.number}", "a job") if claim is not None else None
-
-
-def done_jobs(trials: Iterable[FrozenTrial]) -> list[Done]:
-    """Return every finished job, in the order of the trials."""
-    return [
-        Done(**vars(proposal), job_result=job_result, trial=trial)
-        for trial in trials
-        if trial.state is TrialState.COMPLETE
-        and (proposal := _claim_of(trial)) is not None
-        and (job_result := storage.job_result_of(trial)) is not None
-    ]
-
-
-def by_precision(done: Sequence[Done], kind: str | None = None) -> defaultdict[str, list[Done]]:
-    """Return the jobs of each precision: those of one kind, or those that prove or disprove its max batch."""
-    jobs = defaultdict[str, list[Done]](list)
-    for job in done:
-        fails_in_less = job.kind == "headroom" and not job.fits  # in a smaller budget than the max batch has
-        if job.kind == kind or (kind is None and job.kind not in (TYPICAL, EVAL) and not fails_in_less):
-            jobs[job.precision].append(job)
-    if kind is None:
-        for precision, typical in by_precision(done, TYPICAL).items():
-            jobs[precision] += _disproving(typical)
-    return jobs
-
-
-def _disproving(typical: list[Done]) -> list[Done]:
-    """Return the jobs that ran out of memory with batches as drawn: the max batch must be smaller.
-
-    Return none before the search for their own max batch is complete.
-    """
-    step = explore(_probes(typical, (TYPICAL,)), Limit(sys.maxsize, "dataset"))
-    is_complete = isinstance(step, MaxBatch)
-    return [job for job in typical if is_complete and not job.fits and job.job_result.status in _FULL]
-
-
-def size_ratio(done: Iterable[Done]) -> float | None:
-    """Return the size of the largest samples relative to the mean; None if samples do not differ in size."""
-    return next((job.job_result.size_ratio for job in done if job.job_result.size_ratio is not None), None)
-
-
-def _best_speed(done: Iterable[Done], kinds: Sequence[str]) -> float | None:
-    """Return the best samples per second of jobs of these kinds; None if none was timed."""
-    timed = (job.job_result for job in done if job.fits and job.kind in kinds)
-    return max((each.samples_per_second for each in timed if each.samples_per_second is not None), default=None)
-
-
-def readings_of(done: Iterable[Done]) -> dict[int, list[float]]:
-    """Return the readings of samples per second in the short probes that fit, by batch size, in ascending order.
-
-    A confirmation run's speed includes data loading and smaller last batches, a probe's does not. Some probes are not
-    timed.
-    """
-    readings = defaultdict[int, list[float]](list)
-    for job in done:
-        if job.fits and job.kind != "confirm" and job.job_result.cold_samples_per_second is None:
-            readings[job.batch_size] += job.job_result.speed_readings or (job.job_result.samples_per_second or 0.0,)
-    return dict(sorted(readings.items()))
-
-
-def largest_with_headroom(done: Iterable[Done], max_batch: int, most_bytes: int | None) -> int:
-    """Return the largest batch up to the max batch whose runs took at most `most_bytes`; 0 if there is none."""
-    if most_bytes is None:
-        return max_batch
-    runs = (job for job in done if job.fits and (job.job_result.peak_bytes or math.inf) <= most_bytes)
-    return max((job.batch_size for job in runs if job.batch_size <= max_batch), default=0)
-
-
-def was_refuted(done: Iterable[Done]) -> bool:
-    """Return whether a confirmation run did not fit although a short probe did."""
-    done = list(done)
-    largest = max((job.batch_size for job in done if job.fits and job.kind != "confirm"), default=0)
-    return any(job.kind == "confirm" and not job.fits and job.batch_size <= largest for job in done)
-
-
-def _probes(done: Iterable[Done], kinds: Sequence[str]) -> list[Probe]:
-    """Return the results of the jobs of these kinds as probes."""
-    return [
-        Probe(job.batch_size, job.job_result.status, job.job_result.peak_bytes, job.job_result.peak_allocated_bytes)
-        if job.fits
-        # Every batch above the size of the data set ends in the same way.
-        else Probe(
-            min(job.job_result.training_samples or job.batch_size, job.batch_size - 1) + 1, JobStatus.OVER_DATASET
-        )
-        if job.job_result.status is JobStatus.OVER_DATASET
-        else Probe(job.batch_size, job.job_result.status, job.job_result.wanted_bytes)
-        for job in done
-        if job.kind in kinds
-    ]
 
 
 def _as_predicted(running: Iterable[Proposal], kinds: Sequence[str]) -> list[Probe]:

@@ -15,14 +15,11 @@ from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.max_batch import PrecisionResult
 from amp_track.results.trial_row import TrialRow
 from amp_track.study import dashboard, optuna_internals, storage
-from amp_track.study.batch_sampler import (
+from amp_track.study.batch_sampler import POLL_SECONDS, BatchSampler, Busy, Goal
+from amp_track.study.max_batch_jobs import (
     EVAL,
-    POLL_SECONDS,
     TYPICAL,
-    BatchSampler,
-    Busy,
     Done,
-    Goal,
     Proposal,
     by_precision,
     done_jobs,

@@ -14,7 +14,7 @@ from amp_track.config.job import Job
 from amp_track.records.result import JobResult
 from amp_track.session import probe_jobs
 from amp_track.session.session import Session
-from amp_track.study.batch_sampler import Proposal
+from amp_track.study.max_batch_jobs import Proposal
 
 BUDGET = 8 * MEBIBYTE
 MAX_BATCH = 157

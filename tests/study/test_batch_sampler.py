@@ -21,7 +21,8 @@ from amp_track.records.plan import Forecast
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.max_batch import PrecisionResult
 from amp_track.study import max_batches
-from amp_track.study.batch_sampler import BatchSampler, Goal, Proposal
+from amp_track.study.batch_sampler import BatchSampler, Goal
+from amp_track.study.max_batch_jobs import Proposal
 
 MIB = 2**20
 
