@@ -1,12 +1,13 @@
 """Compare the estimated training speed with published ones: of timm models, and of four nets by NVIDIA.
 
-    python -m benchmarks.plan_speed --traces FOLDER
+    PYTHONPATH=build/timm-2022 python -m benchmarks.plan_speed --traces FOLDER
 
 **timm, RTX 3090, amp** (benchmarks/data/README.md): `FOLDER` is what `python -m benchmarks.plan_validation --traces
-FOLDER` keeps; rows without traces are left out. Takes about a second per model, to find its grouped convolutions. Each
-estimate has one factor, which is fitted on other models: half of the families (modules of timm) predict the other half,
-and the other way around. An estimate's error is the larger of measured / estimated and estimated / measured. Estimates
-by the flops and operands of every operation, which a trace does not have, were no better for 43 of the models.
+FOLDER` keeps, which says how to install that timm; rows without traces are left out. Takes some seconds per model, to
+find its grouped convolutions. Each estimate has one factor, which is fitted on other models: half of the families
+(modules of timm) predict the other half, and the other way around. An estimate's error is the larger of measured /
+estimated and estimated / measured. Estimates by the flops and operands of every operation, which a trace does not have,
+were no better for 43 of the models.
 
 **NVIDIA, V100 and A100, amp, fp32 and tf32**: the tables of one GPU in NVIDIA's DeepLearningExamples
 (PyTorch/Classification/ConvNets; PyTorch of 2020 and 2021), compared with the estimate as it is shipped, and that of
@@ -38,7 +39,7 @@ from amp_track.memory_plan.gpus import RATES
 from amp_track.memory_plan.speed import EFFICIENCY, MOVED_PER_ALLOCATED, allocated_bytes, samples_per_second
 from amp_track.records.plan import StepTrace
 from benchmarks import markdown, provenance
-from benchmarks.plan_validation import Published, family_of, published
+from benchmarks.plan_validation import Published, family_of, published, wrong_release
 
 PEAK = RATES["GeForce RTX 3090"]
 A100_80, A100_40, V100 = "NVIDIA A100 80GB", "NVIDIA A100 40GB", "Tesla V100 16GB"
@@ -128,8 +129,7 @@ def _convolutions(model: str) -> str:
     import timm
     import torch
 
-    with torch.device("meta"):
-        modules = timm.create_model(model).modules()
+    modules = timm.create_model(model).modules()
     groups = [(each.groups, each.in_channels) for each in modules if isinstance(each, torch.nn.Conv2d)]
     if any(1 < count < channels for count, channels in groups):
         return GROUPED
@@ -232,6 +232,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--traces", type=Path, required=True, help="the folder of plan_validation's traces")
     options = parser.parse_args()
+    if (problem := wrong_release()) is not None:
+        parser.error(problem)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     warnings.simplefilter("ignore")  # of timm, about names of models
     works = list(traced(options.traces))

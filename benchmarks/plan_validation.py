@@ -1,8 +1,9 @@
 """Compare the memory plan with published batch sizes of timm models: benchmarks/data/README.md.
 
-    python -m benchmarks.plan_validation [--models 40] [--processes 2] [--traces FOLDER]
+    pip install --no-deps --target build/timm-2022 timm==0.6.7
+    PYTHONPATH=build/timm-2022 python -m benchmarks.plan_validation [--models 40] [--processes 2] [--traces FOLDER]
 
-A row is predicted if timm still has its model, with the published number of parameters. Each prediction is appended to
+timm 0.6.7 has the published models, and runs with today's torch. Each prediction is appended to
 benchmarks/results/plan-validation.csv, and rows that the file has are skipped, so that a stopped run can be continued;
 remove the file to begin anew. All rows take some hours on two cores. `--models` predicts only that many models, drawn
 by a hash of their names, so that they are a random sample. `--traces` keeps what was traced, to predict again after a
@@ -31,7 +32,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import TypeAdapter
 from scipy import optimize, stats
@@ -42,6 +43,8 @@ DATA = Path(__file__).parent / "data" / "timm_train_amp_rtx3090.csv"
 PREDICTIONS = provenance.RESULTS / "plan-validation.csv"
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 GPU = "RTX 3090"
+RELEASE = "0.6.7"
+"""The release of timm that has the published models, all but one of 798."""
 _ROWS_OF_A_PROCESS = 20
 """timm and torch keep objects of each model: a fresh process frees them."""
 
@@ -103,68 +106,29 @@ def published() -> list[Published]:
     return sorted(rows, key=lambda row: (hashlib.sha1(row.model.encode()).hexdigest(), row.key))
 
 
-def current_name(model: str) -> str | None:
-    """Return the name that timm has for a model today; None if it has removed it."""
-    import timm
-
-    name: str | None = timm.models.get_deprecated_models().get(model, model)
-    return name if name is not None and timm.is_model(name) else None
+def wrong_release() -> str | None:
+    """Return why the models cannot be the published ones, and what to do; None if timm has the release of 2022."""
+    release = provenance.versions("timm")["timm"]
+    if release == RELEASE:
+        return None
+    return (
+        f"timm {RELEASE} is required, this is {release}. Run `pip install --no-deps --target build/timm-2022 "
+        f"timm=={RELEASE}`, and set PYTHONPATH=build/timm-2022."
+    )
 
 
 def family_of(model: str) -> str:
-    """Return the module of timm that defines a model, also by an earlier name."""
+    """Return the module of timm that defines a model."""
     import timm
 
-    name = current_name(model)
-    assert name is not None, "timm has the model"
-    return str(timm.model_entrypoint(name).__module__.removeprefix("timm.models."))
-
-
-class TrainedIn2022:
-    """A workload that trains as timm's benchmark.py did with torch 1.12.
-
-    `zero_grad()` kept the gradients, as zeros, and the backward pass ran within autocast, which kept the 16-bit copies
-    of all weights until its end (https://github.com/huggingface/pytorch-image-models/blob/v0.6.5/benchmark.py). Its
-    kernels do not run within autocast here, which made no difference to seven models.
-    """
-
-    def __init__(self, workload: Any) -> None:
-        self._workload = workload
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._workload, name)
-
-    def model(self) -> Any:
-        import torch
-
-        model = self._workload.model()
-        gradients: dict[Any, Any] = {}
-
-        def begin(*_: Any) -> None:
-            for parameter in model.parameters():
-                if parameter.requires_grad:
-                    if parameter not in gradients:
-                        gradients[parameter] = torch.empty_like(parameter)
-                    parameter.grad = gradients[parameter]
-            torch.autocast_increment_nesting()  # so that the end of this autocast does not clear its cache
-
-        model.register_forward_pre_hook(begin)
-        return model
-
-    def optimizer(self, parameters: Any, lr: float) -> Any:
-        import torch
-
-        def end(*_: Any) -> None:
-            torch.autocast_decrement_nesting()
-            torch.clear_autocast_cache()
-
-        optimizer = self._workload.optimizer(parameters, lr)
-        optimizer.register_step_pre_hook(end)
-        return optimizer
+    return str(timm.model_entrypoint(model).__module__.removeprefix("timm.models."))
 
 
 def predict(row: Published, traces: Path | None = None) -> Predicted:
-    """Predict a row, on the published software: also eager kernels, and attention in separate operations."""
+    """Predict a row, on the published software: also eager kernels, and attention in separate operations.
+
+    Call `run_as_in_2022` before.
+    """
     os.environ |= {"CUDA_MODULE_LOADING": "EAGER", "TIMM_FUSED_ATTN": "0", "CUDA_VISIBLE_DEVICES": ""}
     warnings.simplefilter("ignore")  # of timm, about names of models
     import torch
@@ -187,27 +151,25 @@ def predict(row: Published, traces: Path | None = None) -> Predicted:
 
 
 def _max_batch(row: Published, traces: Path | None) -> Any:
-    import torch
-
     from amp_track.config.job import Job
     from amp_track.memory_plan.fake_step import FakeStep
     from amp_track.memory_plan.gpus import gpu_named
     from amp_track.memory_plan.predict import Prediction
     from amp_track.memory_plan.replay import on_device
-    from amp_track.targets.workload import load_workload
-    from amp_track.workload import Workload
+    from benchmarks.timm_2022 import PublishedModel, TrainedIn2022
 
     target = gpu_named(GPU).target()
-    options = (("optimizer_name", "sgd"), ("image_size", str(row.image_size)))
-    workload = load_workload(f"timm:{row.model}", options)
-    with torch.device("meta"):
-        millions = sum(parameter.numel() for parameter in workload.model().parameters()) / 1e6
-    if not math.isclose(millions, row.parameters_millions, rel_tol=0.02, abs_tol=0.006):  # published with two digits
-        raise ValueError(f"timm makes another model of this name: {millions:.2f} M parameters")
+    workload = PublishedModel(
+        name=row.model,
+        image_size=row.image_size,
+        parameters_millions=row.parameters_millions,
+        optimizer_name="sgd",
+    )
     job = Job(
         workload=row.model, learning_rate=1e-3, batch_size=8, channels_last=row.layout == "channels_last"
     )  # fmt: skip
-    step = FakeStep(job, cast("Workload", TrainedIn2022(workload)), workload.example(2), as_cuda=True)
+    trained: Any = TrainedIn2022(workload)
+    step = FakeStep(job, trained, workload.example(2), as_cuda=True)
     known: dict[int, Any] = {}
 
     def trace_at(batch_size: int) -> Any:
@@ -238,6 +200,8 @@ def predictions() -> dict[tuple[str, int, str], Predicted]:
 
 def run(rows: Sequence[Published], *, processes: int, traces: Path | None) -> None:
     """Predict rows, and append each to the file."""
+    from benchmarks.timm_2022 import run_as_in_2022
+
     names = [field.name for field in dataclasses.fields(Predicted)]
     is_new = not PREDICTIONS.exists()
     with PREDICTIONS.open("a", newline="") as file:
@@ -245,7 +209,8 @@ def run(rows: Sequence[Published], *, processes: int, traces: Path | None) -> No
         if is_new:
             writer.writeheader()
         # Not a ProcessPoolExecutor, which waits for ever after max_tasks_per_child tasks (python/cpython#115634).
-        with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=_ROWS_OF_A_PROCESS) as pool:
+        spawn = multiprocessing.get_context("spawn")
+        with spawn.Pool(processes, run_as_in_2022, maxtasksperchild=_ROWS_OF_A_PROCESS) as pool:
             found = pool.imap_unordered(functools.partial(predict, traces=traces), rows)
             for done, each in enumerate(found, 1):
                 writer.writerow(dataclasses.asdict(each))
@@ -360,10 +325,11 @@ def _error(known: Sequence[Compared]) -> tuple[float, float]:
 
 def rows_to_predict(models: int | None) -> Iterator[Published]:
     """Yield the rows whose model timm has, of all models or of the first ones."""
-    warnings.simplefilter("ignore")
+    import timm
+
     chosen: dict[str, None] = {}
     for row in published():
-        if current_name(row.model) and (models is None or len(chosen | {row.model: None}) <= models):
+        if timm.is_model(row.model) and (models is None or len(chosen | {row.model: None}) <= models):
             chosen[row.model] = None
             yield row
 
@@ -430,6 +396,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--traces", type=Path, help="keep traces in this folder")
     options = parser.parse_args()
+    warnings.simplefilter("ignore")  # of timm, about names of models
+    if (problem := wrong_release()) is not None:
+        parser.error(problem)
     if options.traces:
         options.traces.mkdir(parents=True, exist_ok=True)
     rows = list(rows_to_predict(options.models))
