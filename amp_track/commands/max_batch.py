@@ -17,6 +17,7 @@ from amp_track.config.precisions import PRECISIONS, Precision
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.result import IN_16_BITS, IN_FLOAT32, JobResult, JobStatus
 from amp_track.report import progress
+from amp_track.report.summary import proof
 from amp_track.results.max_batch import NOT_ASKED_FOR, MaxBatchResult, PrecisionResult
 from amp_track.runner.runner import ignore
 from amp_track.session import probe_jobs, publish, study_manifest
@@ -146,7 +147,7 @@ def find_max_batches(
     session.say_cautions()
 
     deadline = time.monotonic() + (limit_seconds if limit_seconds is not None else math.inf)
-    has_probed = False
+    has_probed, shown = False, {*max_batches.proven(study, sampler)}
     while max_batches.is_anything_left(study, sampler):
         if has_probed and time.monotonic() > deadline:
             progress.say("--time-limit is reached; the same command goes on with what is left")
@@ -168,6 +169,10 @@ def find_max_batches(
                 rows = [row for row in same if (row.kind == "typical") == (proposal.kind == "typical")]
                 _check_growth(job, job_result, [(row.batch_size, row.job_result) for row in rows])
             asked.value = max_batches.record(asked.trial, proposal, job_result, run_id, goal.budget_bytes)
+        for precision, fitted in max_batches.proven(study, sampler).items():
+            if precision not in shown:  # timings of batches to recommend may follow
+                shown.add(precision)
+                progress.say(proof(precision, fitted))
     publish.show_max_batches(tracked_study.studies, study, goal)
 
     fits = max_batches.proven(study, sampler)

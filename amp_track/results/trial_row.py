@@ -20,7 +20,7 @@ class TrialRow:
     learning_rate: float | None = None
     seed: int | None = None
     kind: str = "train"
-    """For a probe `probe`, `multiple`, `beyond`, `confirm`, `repeat`, `typical` or `eval`: `max_batch_jobs.Proposal`."""
+    """For a job of a max-batch study, one of `max_batch_jobs.Proposal`."""
     reason: str = ""
     """Why a probe has this batch size."""
     predicted_bytes: int | None = None

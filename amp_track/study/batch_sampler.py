@@ -32,15 +32,15 @@ from amp_track.study.max_batch_jobs import (
     TYPICAL,
     Done,
     Proposal,
+    as_probes,
     best_speed,
     by_precision,
-    claim_of,
     done_jobs,
     is_exact,
     largest_with_headroom,
-    probes_of,
-    readings_of,
+    read_claim,
     size_ratio,
+    speed_readings,
     was_refuted,
 )
 from amp_track.workers import interrupts, liveness
@@ -150,7 +150,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """
         running = defaultdict[str, list[Proposal]](list)
         for trial in trials:
-            if trial.state is TrialState.RUNNING and (claim := claim_of(trial)) is not None:
+            if trial.state is TrialState.RUNNING and (claim := read_claim(trial)) is not None:
                 running[claim.precision].append(claim)
         jobs = done_jobs(trials)
         done, others = by_precision(jobs), {kind: by_precision(jobs, kind) for kind in (TYPICAL, EVAL)}
@@ -204,7 +204,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         tried = {job.batch_size for job in jobs}
         for batch_size in range(above, min(above + self.goal.beyond, most + 1)):
             if batch_size not in tried:
-                line = line_of(probes_of(done[precision], _MEASURED))
+                line = line_of(as_probes(done[precision], _MEASURED))
                 predicted = round(line.at(batch_size)) if line is not None else None
                 return Proposal(precision, batch_size, "beyond", why, predicted, should_fit=False)
         return None
@@ -247,8 +247,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """Return the max batch with batches as they are drawn, or its next probe; None if all samples have one size."""
         if size_ratio(done) is None:
             return None
-        goal, line = self.goal, line_of(probes_of(done, _MEASURED))
-        probes = probes_of(typical, (TYPICAL,)) + _as_predicted(running, (TYPICAL,))
+        goal, line = self.goal, line_of(as_probes(done, _MEASURED))
+        probes = as_probes(typical, (TYPICAL,)) + _as_predicted(running, (TYPICAL,))
         if not probes and proven.first_failing_batch is not None:
             slightly_more = math.ceil(proven.batch_size * _DRAWN_FACTOR)
             return Next(min(slightly_more, goal.limit.batch_size), "slightly above the max batch", should_fit=False)
@@ -276,7 +276,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
                 status = JobStatus.OOM if (peak_bytes or 0) > most_bytes else JobStatus.FITS
                 probes.append(Probe(job.batch_size, status, peak_bytes))
             elif job.training_batch_size == proven.batch_size:
-                probes += probes_of([job], (EVAL,))
+                probes += as_probes([job], (EVAL,))
         probes += _as_predicted(running, (EVAL,))
         hint = Hint(min(2 * proven.batch_size, limit.batch_size), "twice the max batch of the training")
         return explore(probes, limit, budget_bytes=most_bytes, hint=hint)
@@ -325,7 +325,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """Return the next probe for the batch to recommend at one precision; None if it is known."""
         own = done[precision]
         largest = largest_with_headroom(own, max_batch.batch_size, self.goal.recommended_bytes)
-        readings, line = readings_of(own), line_of(probes_of(own, _MEASURED))
+        readings, line = speed_readings(own), line_of(as_probes(own, _MEASURED))
 
         def proposal(batch_size: int, kind: str, reason: str) -> Proposal:
             predicted = round(line.at(batch_size)) if line is not None else None
@@ -361,7 +361,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         room_bytes = self.goal.recommended_bytes
         if room_bytes is None:
             return 0
-        goal, line = self.goal, line_of(probes_of(done, _MEASURED))
+        goal, line = self.goal, line_of(as_probes(done, _MEASURED))
         below = min([max_batch.batch_size + 1, *(job.batch_size for job in headroom)])
         spare_bytes = (2 ** len(headroom) - 1) * int(_HEADROOM_STEP * goal.budget_bytes)
         is_full = max_batch.bound == "memory"  # whatever a meter says of its memory
@@ -388,7 +388,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """
         goal = self.goal
         short, long = (
-            probes_of(done[precision], kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
+            as_probes(done[precision], kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
         )
         failed_long = _first_failure(long)
         short += [  # above a failed confirmation run they would only ask for more of them
@@ -402,7 +402,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         largest = max((batch_size for batch_size in fitting if batch_size < failed_short), default=0)
         # A confirmation run proves as much as a probe, unless it fails where a probe fits.
         known = [*short, *(probe for probe in long if probe.fits or probe.batch_size > largest)]
-        known += probes_of(over, _MEASURED)  # the data set is the same at each precision
+        known += as_probes(over, _MEASURED)  # the data set is the same at each precision
         long = [probe for probe in long if probe.fits or probe.batch_size <= largest]
         step = explore(known, goal.limit, budget_bytes=goal.budget_bytes)
         if isinstance(step, Next):  # make a memory plan only now: it takes seconds
@@ -471,7 +471,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             )
         hints = []
         for other in PRECISIONS:  # includes those of an earlier command
-            probes = probes_of(done[other], ("probe", "confirm")) if other != precision else []
+            probes = as_probes(done[other], ("probe", "confirm")) if other != precision else []
             max_batch = explore(probes, self.goal.limit, budget_bytes=self.goal.budget_bytes, hint=first)
             if isinstance(max_batch, MaxBatch) and max_batch.batch_size and (line := line_of(probes)) is not None:
                 hints.append(Hint(max_batch.batch_size, f"start from the max batch of {other}", line.fixed_bytes))
@@ -496,7 +496,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             trial.suggest_categorical("precision", PRECISIONS)
             trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
         # The trial itself has read its attributes before the claim was written.
-        proposal = claim_of(trial.storage.get_trial(optuna_internals.id_of(trial)))
+        proposal = read_claim(trial.storage.get_trial(optuna_internals.id_of(trial)))
         assert proposal is not None, "its params are those of a claim"
         shown = ("kind", "reason", "predicted_bytes")
         storage.set_attributes(trial, {name: getattr(proposal, name) for name in shown})

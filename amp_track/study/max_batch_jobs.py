@@ -67,7 +67,7 @@ class Done(Proposal):
         return self.job_result.fits
 
 
-def claim_of(trial: FrozenTrial) -> Proposal | None:
+def read_claim(trial: FrozenTrial) -> Proposal | None:
     """Return the job that a trial has claimed; None before that."""
     claim = trial.system_attrs.get(CLAIM)
     return storage.read(_PROPOSAL, claim, f"trial {trial.number}", "a job") if claim is not None else None
@@ -79,7 +79,7 @@ def done_jobs(trials: Iterable[FrozenTrial]) -> list[Done]:
         Done(**vars(proposal), job_result=job_result, trial=trial)
         for trial in trials
         if trial.state is TrialState.COMPLETE
-        and (proposal := claim_of(trial)) is not None
+        and (proposal := read_claim(trial)) is not None
         and (job_result := storage.job_result_of(trial)) is not None
     ]
 
@@ -102,7 +102,7 @@ def _disproving(typical: list[Done]) -> list[Done]:
 
     Return none before the search for their own max batch is complete.
     """
-    step = explore(probes_of(typical, (TYPICAL,)), Limit(sys.maxsize, "dataset"))
+    step = explore(as_probes(typical, (TYPICAL,)), Limit(sys.maxsize, "dataset"))
     is_complete = isinstance(step, MaxBatch)
     return [job for job in typical if is_complete and not job.fits and job.job_result.status in _FULL]
 
@@ -118,7 +118,7 @@ def best_speed(done: Iterable[Done], kinds: Sequence[str]) -> float | None:
     return max((each.samples_per_second for each in timed if each.samples_per_second is not None), default=None)
 
 
-def readings_of(done: Iterable[Done]) -> dict[int, list[float]]:
+def speed_readings(done: Iterable[Done]) -> dict[int, list[float]]:
     """Return the readings of samples per second in the short probes that fit, by batch size, in ascending order.
 
     A confirmation run's speed includes data loading and smaller last batches, a probe's does not. Some probes are not
@@ -146,7 +146,7 @@ def was_refuted(done: Iterable[Done]) -> bool:
     return any(job.kind == "confirm" and not job.fits and job.batch_size <= largest for job in done)
 
 
-def probes_of(done: Iterable[Done], kinds: Sequence[str]) -> list[Probe]:
+def as_probes(done: Iterable[Done], kinds: Sequence[str]) -> list[Probe]:
     """Return the results of the jobs of these kinds as probes."""
     return [
         Probe(job.batch_size, job.job_result.status, job.job_result.peak_bytes, job.job_result.peak_allocated_bytes)
@@ -163,12 +163,13 @@ def probes_of(done: Iterable[Done], kinds: Sequence[str]) -> list[Probe]:
 
 
 def is_exact(done: Iterable[Done]) -> bool:
-    """Return whether a batch ran twice so far, and all such runs of a batch took the same memory to the byte.
+    """Return whether a batch fitted twice so far, and all runs of a batch took the same memory to the byte, or failed.
 
     It is usual on a CPU with a budget: its meter and the order of allocations are deterministic.
     """
-    peaks = defaultdict[int, list[int | None]](list)
+    ends = defaultdict[int, list[tuple[bool, int | None]]](list)
     for job in done:
-        peaks[job.batch_size].append(job.job_result.peak_bytes if job.fits else None)
-    repeated = [own for own in peaks.values() if len(own) > 1]
-    return bool(repeated) and all(None not in own and len(set(own)) == 1 for own in repeated)
+        ends[job.batch_size].append((job.fits, job.job_result.peak_bytes if job.fits else None))
+    repeated = [own for own in ends.values() if len(own) > 1]
+    is_known = any(peak_bytes is not None for own in repeated for _, peak_bytes in own)
+    return is_known and all(len(set(own)) == 1 and own[0] != (True, None) for own in repeated)

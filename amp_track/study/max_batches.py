@@ -24,8 +24,8 @@ from amp_track.study.max_batch_jobs import (
     by_precision,
     done_jobs,
     largest_with_headroom,
-    readings_of,
     size_ratio,
+    speed_readings,
     was_refuted,
 )
 from amp_track.workers import interrupts
@@ -82,7 +82,7 @@ def _result_of(done: list[Done], max_batch: MaxBatch, goal: Goal) -> PrecisionRe
     multiple = goal.multiple_up_to(max_batch.batch_size)
     at_max_batch = [job for job in done if job.batch_size == max_batch.batch_size]
     probed = min(at_max_batch, key=lambda job: job.kind == "confirm", default=None)
-    readings = {batch: tuple(own) for batch, own in readings_of(done).items() if batch <= max_batch.batch_size}
+    readings = {batch: tuple(own) for batch, own in speed_readings(done).items() if batch <= max_batch.batch_size}
     largest = largest_with_headroom(done, max_batch.batch_size, goal.recommended_bytes)
     most = largest or max_batch.batch_size
     compared = goal.candidates(most)
