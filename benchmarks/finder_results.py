@@ -251,30 +251,38 @@ def several_table(rows: Sequence[Row]) -> str:
 def seconds_table(rows: Sequence[Row]) -> str:
     """Return where the time of amp-track's commands goes: medians over the models and precisions."""
     ours = [row for row in rows if row.finder == OURS and row.answering]
-    kinds = {"one precision": [row for row in ours if len(row.precisions) == 1]}
-    kinds["several precisions, in all"] = [row for row in ours if len(row.precisions) > 1]
-    kinds = {name: kind for name, kind in kinds.items() if kind}
+    kinds = {"one": [row for row in ours if len(row.precisions) == 1]}
+    kinds["several"] = [row for row in ours if len(row.precisions) > 1]
 
-    def line(name: str, seconds: Callable[[Run], float]) -> list[str]:
-        return [name, *(f"{statistics.median(row.median(seconds) for row in kind):.2f} s" for kind in kinds.values())]
+    def table(*columns: tuple[str, Callable[[Run], float]]) -> str:
+        lines = [
+            [name, *(f"{statistics.median(row.median(seconds) for row in kind):.2f}" for _, seconds in columns)]
+            for name, kind in kinds.items()
+            if kind
+        ]
+        return markdown.table(["precisions", *(heading for heading, _ in columns)], lines)
 
-    def phase(name: str) -> Callable[[Run], float]:
-        return lambda run: run.phases[name]
+    def phase(name: str) -> tuple[str, Callable[[Run], float]]:
+        return name, lambda run: run.phases[name]
 
-    def part(name: str) -> Callable[[Run], float]:
-        return lambda run: run.parts[name]
+    start, *others = (phase(name) for name in PHASES)
+    command = table(
+        start,
+        ("of it the plan", lambda run: run.plan_seconds or 0.0),
+        *others,
+        ("to the answer", lambda run: run.answer_seconds),
+        ("in all", lambda run: run.command_seconds),
+    )
 
-    words = {
-        "start": "start: to the first trial",
-        "timing": "timing of batches to recommend",
-        "end": "end: page and exit",
-    }
-    lines = [line(words.get(name, name), phase(name)) for name in PHASES]
-    lines.insert(1, line("· of it the memory plan", lambda run: run.plan_seconds or 0.0))
-    lines += [line("**to the proven answer**", lambda run: run.answer_seconds)]
-    lines += [line("**whole command**", lambda run: run.command_seconds)]
-    lines += [line(f"trials to the proof: {name}", part(name)) for name in PARTS]
-    return markdown.table(["seconds", *kinds], lines)
+    def median(kind: Sequence[Row], part: str) -> float:
+        return statistics.median(row.median(lambda run: run.parts[part]) for row in kind)
+
+    trials = [
+        f"for {name}, " + ", ".join(f"{part} {median(kind, part):.1f} s" for part in PARTS)
+        for name, kind in kinds.items()
+        if kind
+    ]
+    return f"{command}\n\nOf it the trials to the proof: {'; '.join(trials)}."
 
 
 def _distinct(values: Iterable[int]) -> str:

@@ -209,21 +209,17 @@ def _search_summary(command: str, folder: str) -> list[dict[str, Any]]:
         of_precision = [trial for trial in trials if trial["precision"] == precision and trial["metric"] is not None]
         if "skipped" in found:
             continue
-        if not of_precision:  # too slow here
-            untrained = {"batch_size": found["max_batch"], "samples_per_second": found["samples_per_second"]}
-            rows.append({"precision": precision, "at_max_batch": untrained, "best": None})
-            continue
-        at_max_batch = next(trial for trial in of_precision if trial["batch_size"] == found["max_batch"])
-        best = max(of_precision, key=lambda trial: float(trial["metric"]))
+        untrained = {"batch_size": found["max_batch"], "samples_per_second": found["samples_per_second"]}
+        at_max_batch = next((trial for trial in of_precision if trial["batch_size"] == found["max_batch"]), untrained)
+        best = max(of_precision, key=lambda trial: float(trial["metric"]), default=untrained)
         wanted = ("batch_size", "samples_per_second", "metric", "optimizer_steps")
+        steps: list[Any] = [trial.get("optimizer_steps") for trial in (at_max_batch, best)]
         rows.append(
             {
                 "precision": precision,
-                "at_max_batch": {name: at_max_batch[name] for name in wanted},
-                "best": {name: best[name] for name in wanted},
-                "made_few_optimizer_steps": made_few_optimizer_steps(
-                    at_max_batch["optimizer_steps"], best["optimizer_steps"]
-                ),
+                "at_max_batch": {name: at_max_batch.get(name) for name in wanted},
+                "best": {name: best.get(name) for name in wanted},
+                "made_few_optimizer_steps": None not in steps and made_few_optimizer_steps(*steps),
             }
         )
     return rows

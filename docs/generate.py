@@ -134,13 +134,15 @@ def search_summary() -> None:
     rows = []
     for row in record["summary"]:
         max_batch, best = row["at_max_batch"], row["best"]
-        accuracies = ["not trained: too slow here", ""]
-        if best is not None:
-            few = " (few!)" if row["made_few_optimizer_steps"] else ""
-            accuracies = [
-                f"{max_batch['metric']:.4f} after {max_batch['optimizer_steps']} steps{few}",
-                f"{best['metric']:.4f} after {best['optimizer_steps']} steps at batch {best['batch_size']}",
-            ]
+        few = " (few!)" if row["made_few_optimizer_steps"] else ""
+        accuracies = [
+            f"{trial['metric']:.4f} after {trial['optimizer_steps']} steps"
+            if trial["metric"] is not None
+            else untrained
+            for trial, untrained in ((max_batch, "not trained: too slow here"), (best, ""))
+        ]
+        accuracies[0] += few
+        accuracies[1] += f" at batch {best['batch_size']}" if accuracies[1] else ""
         speed = f"{max_batch['samples_per_second']:,.0f}"
         rows.append([row["precision"], str(max_batch["batch_size"]), speed, *accuracies])
     _print_table(["precision", "max batch", "its samples/s", "its accuracy", "best accuracy"], rows)
@@ -168,6 +170,8 @@ def finders_table(device: str) -> None:
     if "several" in figures:
         print(f"\nSeveral precisions in one command:\n\n{finder_results.several_table(rows)}")
         print(f"\namp-track: {finder_results.sentences(figures['several'])}")
+    print("\nWhere its seconds go (medians of the rows):\n")
+    print(finder_results.seconds_table(rows))
     for file in sorted(provenance.RESULTS.glob(f"finders-{device}-beside-*.json")):
         busy = json.loads(file.read_text())
         kinds = [busy["summary"][kind] for kind in ("one", "several") if kind in busy["summary"]]

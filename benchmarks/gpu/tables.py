@@ -20,7 +20,7 @@ _PREDICTED = ("allocated_over_measured", "reserved_over_measured", "reserved_wit
 def device_tables(results: Path) -> str:
     """Return the tables of all stages for each device, without rows of small sizes.
 
-    What is the same for all tables of a device, of machine, date and number of repeats, is said once, below the last.
+    What is the same for all tables of a device, of machine, date and number of repeats, is said once, above the first.
     """
     found = []
     for folder in sorted(results.glob("*/")):
@@ -39,12 +39,12 @@ def device_tables(results: Path) -> str:
             collections.Counter(each).most_common(1)[0][0]
             for each in zip(*(own for _, own in parts.values()), strict=True)
         ]
+        if facts:
+            otherwise = " (unless it says otherwise)" if any(own != facts for _, own in parts.values()) else ""
+            found.append(f"## {facts[0].partition(' (')[0]}\n\n*{', '.join(facts)}{otherwise}*")
         for stage, (table_of_stage, own) in parts.items():
             differing = [fact for fact in own if fact not in facts]
             found.append(f"### `{stage}`\n\n{table_of_stage}" + (f"\n\n*{', '.join(differing)}*" if differing else ""))
-        if facts:
-            otherwise = " (unless it says otherwise)" if any(own != facts for _, own in parts.values()) else ""
-            found.append(f"*{', '.join(facts)}{otherwise}*")
     return "\n\n".join(found)
 
 

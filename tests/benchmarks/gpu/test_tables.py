@@ -20,8 +20,8 @@ def test_a_table_says_where_it_differs_from_the_others_of_its_device(tmp_path: P
         append_row(tmp_path / "a-gpu" / f"{stage}.jsonl", row(f"a {stage}", torch, n))
     text = device_tables(tmp_path)
     assert [line for line in text.splitlines() if line.startswith("*") and line[1] != "*"] == [
+        "*a GPU, 8 cores, torch 2.11, cuda 13.0, today, n=1 (unless it says otherwise)*",
         "*n=3*",
         "*a GPU, 8 cores, torch 2.14, cuda 13.0*",
-        "*a GPU, 8 cores, torch 2.11, cuda 13.0, today, n=1 (unless it says otherwise)*",
     ]
     assert "passed: 1." in text
