@@ -251,38 +251,31 @@ def several_table(rows: Sequence[Row]) -> str:
 def seconds_table(rows: Sequence[Row]) -> str:
     """Return where the time of amp-track's commands goes: medians over the models and precisions."""
     ours = [row for row in rows if row.finder == OURS and row.answering]
-    kinds = {"one": [row for row in ours if len(row.precisions) == 1]}
-    kinds["several"] = [row for row in ours if len(row.precisions) > 1]
+    by_kind = {
+        "one": [row for row in ours if len(row.precisions) == 1],
+        "several": [row for row in ours if len(row.precisions) > 1],
+    }
+    kinds = {name: kind for name, kind in by_kind.items() if kind}
 
-    def table(*columns: tuple[str, Callable[[Run], float]]) -> str:
-        lines = [
-            [name, *(f"{statistics.median(row.median(seconds) for row in kind):.2f}" for _, seconds in columns)]
-            for name, kind in kinds.items()
-            if kind
-        ]
-        return markdown.table(["precisions", *(heading for heading, _ in columns)], lines)
+    def median(kind: Sequence[Row], seconds: Callable[[Run], float]) -> float:
+        return statistics.median(row.median(seconds) for row in kind)
 
     def phase(name: str) -> tuple[str, Callable[[Run], float]]:
         return name, lambda run: run.phases[name]
 
+    def part(name: str) -> Callable[[Run], float]:
+        return lambda run: run.parts[name]
+
     start, *others = (phase(name) for name in PHASES)
-    command = table(
-        start,
-        ("of it the plan", lambda run: run.plan_seconds or 0.0),
-        *others,
-        ("to the answer", lambda run: run.answer_seconds),
-        ("in all", lambda run: run.command_seconds),
-    )
-
-    def median(kind: Sequence[Row], part: str) -> float:
-        return statistics.median(row.median(lambda run: run.parts[part]) for row in kind)
-
-    trials = [
-        f"for {name}, " + ", ".join(f"{part} {median(kind, part):.1f} s" for part in PARTS)
+    columns = [start, ("of it the plan", lambda run: run.plan_seconds or 0.0), *others]
+    columns += [("to the answer", lambda run: run.answer_seconds), ("in all", lambda run: run.command_seconds)]
+    lines = [[name, *(f"{median(kind, seconds):.2f}" for _, seconds in columns)] for name, kind in kinds.items()]
+    trials = (
+        f"for {name}, " + ", ".join(f"{each} {median(kind, part(each)):.1f} s" for each in PARTS)
         for name, kind in kinds.items()
-        if kind
-    ]
-    return f"{command}\n\nOf it the trials to the proof: {'; '.join(trials)}."
+    )
+    table = markdown.table(["precisions", *(heading for heading, _ in columns)], lines)
+    return f"{table}\n\nOf it the trials to the proof: {'; '.join(trials)}."
 
 
 def _distinct(values: Iterable[int]) -> str:

@@ -135,14 +135,14 @@ def search_summary() -> None:
     for row in record["summary"]:
         max_batch, best = row["at_max_batch"], row["best"]
         few = " (few!)" if row["made_few_optimizer_steps"] else ""
+        own, most = (
+            f"{trial['metric']:.4f} after {trial['optimizer_steps']} steps" if trial["metric"] is not None else ""
+            for trial in (max_batch, best)
+        )
         accuracies = [
-            f"{trial['metric']:.4f} after {trial['optimizer_steps']} steps"
-            if trial["metric"] is not None
-            else untrained
-            for trial, untrained in ((max_batch, "not trained: too slow here"), (best, ""))
+            own + few if own else "not trained: too slow here",
+            f"{most} at batch {best['batch_size']}" if most else "",
         ]
-        accuracies[0] += few
-        accuracies[1] += f" at batch {best['batch_size']}" if accuracies[1] else ""
         speed = f"{max_batch['samples_per_second']:,.0f}"
         rows.append([row["precision"], str(max_batch["batch_size"]), speed, *accuracies])
     _print_table(["precision", "max batch", "its samples/s", "its accuracy", "best accuracy"], rows)

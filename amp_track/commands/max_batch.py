@@ -169,10 +169,11 @@ def find_max_batches(
                 rows = [row for row in same if (row.kind == "typical") == (proposal.kind == "typical")]
                 _check_growth(job, job_result, [(row.batch_size, row.job_result) for row in rows])
             asked.value = max_batches.record(asked.trial, proposal, job_result, run_id, goal.budget_bytes)
-        for precision, fitted in max_batches.proven(study, sampler).items():
-            if precision not in shown:  # timings of batches to recommend may follow
-                shown.add(precision)
-                progress.say(proof(precision, fitted))
+        if shown < {*goal.precisions}:  # else only timings of batches to recommend are left
+            for precision, fitted in max_batches.proven(study, sampler).items():
+                if precision not in shown:
+                    shown.add(precision)
+                    progress.say(proof(precision, fitted))
     publish.show_max_batches(tracked_study.studies, study, goal)
 
     fits = max_batches.proven(study, sampler)

@@ -171,5 +171,5 @@ def is_exact(done: Iterable[Done]) -> bool:
     for job in done:
         ends[job.batch_size].append((job.fits, job.job_result.peak_bytes if job.fits else None))
     repeated = [own for own in ends.values() if len(own) > 1]
-    is_known = any(peak_bytes is not None for own in repeated for _, peak_bytes in own)
-    return is_known and all(len(set(own)) == 1 and own[0] != (True, None) for own in repeated)
+    agree = all(len(set(own)) == 1 and own[0] != (True, None) for own in repeated)
+    return agree and any(fits for (fits, _), *_ in repeated)

@@ -26,7 +26,7 @@ ROWS = [
 
 
 def predicted(row: Published) -> Predicted:
-    """Return the prediction of a process of its own, which changes torch before it imports timm."""
+    """Predict a row in a new process, in which torch is changed before timm is imported."""
     with multiprocessing.get_context("spawn").Pool(1, run_as_in_2022) as pool:
         return pool.apply(predict, (row,))
 
