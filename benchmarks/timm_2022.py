@@ -10,13 +10,14 @@ import sys
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from amp_track.targets.named_model import NamedModel
+from amp_track.targets.named_model import NamedModel, sized
 from amp_track.workload import Workload
 
 
@@ -32,12 +33,7 @@ class PublishedModel(NamedModel):
     def build(self) -> nn.Module:
         import timm
 
-        try:
-            model = timm.create_model(self.name, img_size=self.image_size)
-        except TypeError as error:
-            if "img_size" not in str(error):
-                raise
-            model = timm.create_model(self.name)
+        model = sized(partial(timm.create_model, self.name), "img_size", self.image_size)
         millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
         if not math.isclose(millions, self.parameters_millions, rel_tol=0.02, abs_tol=0.006):
             raise ValueError(f"timm makes another model of this name: {millions:.2f} M parameters")

@@ -130,7 +130,7 @@ class TimmModel(NamedModel):
         import timm
 
         create = partial(timm.create_model, self.name, pretrained=False, num_classes=self.classes)
-        model: Any = _sized(create, "img_size", self.image_size)
+        model: Any = sized(create, "img_size", self.image_size)
         if self.checkpoint_activations:
             try:
                 model.set_grad_checkpointing()
@@ -170,7 +170,7 @@ class TorchvisionModel(NamedModel):
         elif self.name in ("inception_v3", "googlenet"):
             more = {"init_weights": False}  # their own initialization is slow, and warns unless it is chosen
         create = partial(torchvision.models.get_model, self.name, weights=None, **more)
-        return _sized(create, "image_size", self.image_size)
+        return sized(create, "image_size", self.image_size)
 
     def head(self, model: nn.Module) -> Iterable[nn.Parameter]:
         *_, last = (child for child in model.children() if any(True for _ in child.parameters()))
@@ -381,8 +381,8 @@ def _head_of(reference: str, config: Any, transformers: ModuleType) -> tuple[Any
     )
 
 
-def _sized(create: Callable[..., nn.Module], argument: str, image_size: int | None) -> nn.Module:
-    """Return the model for an image size, if it takes one: others accept any image."""
+def sized(create: Callable[..., nn.Module], argument: str, image_size: int | None) -> nn.Module:
+    """Return the model for an image size, if `create` takes one by that argument: others accept any image."""
     if image_size is None:
         return create()
     try:
