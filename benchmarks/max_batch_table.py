@@ -16,6 +16,7 @@ import multiprocessing
 import warnings
 from pathlib import Path
 
+from amp_track.memory_plan.gpus import GPUS
 from benchmarks import provenance
 
 FILE = Path(__file__).parent / "results" / "max-batches.csv"
@@ -45,7 +46,6 @@ def rows_of(model: str) -> list[dict[str, str]]:
 
     from amp_track.config.job import Job
     from amp_track.memory_plan.fake_step import FakeStep
-    from amp_track.memory_plan.gpus import GPUS
     from amp_track.memory_plan.predict import plan_precision
     from amp_track.records.plan import Kernels, PlanTask
     from amp_track.targets.workload import load_workload
@@ -71,7 +71,10 @@ def main() -> None:
     known = set()
     if FILE.exists():
         with FILE.open() as file:
-            known = {row["model"] for row in csv.DictReader(file)}
+            reader = csv.DictReader(file)
+            known = {row["model"] for row in reader}
+        if reader.fieldnames != ["model", "precision", *(gpu.name for gpu in GPUS)]:
+            parser.error(f"{FILE} has other GPUs than amp_track: remove it")
     missing = [model for model in MODELS[: options.models] if model not in known]
     with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=3) as pool:
         for rows in pool.imap(rows_of, missing):

@@ -40,6 +40,7 @@ from amp_track.memory_plan.speed import EFFICIENCY, MOVED_PER_ALLOCATED, allocat
 from amp_track.records.plan import StepTrace
 from benchmarks import markdown, provenance
 from benchmarks.plan_validation import Published, family_of, published, wrong_release
+from benchmarks.timm_2022 import PublishedModel
 
 PEAK = RATES["GeForce RTX 3090"]
 A100_80, A100_40, V100 = "NVIDIA A100 80GB", "NVIDIA A100 40GB", "Tesla V100 16GB"
@@ -63,6 +64,9 @@ NVIDIA = (
 )
 """Net of timm with its image size, GPU, precision, batch size, and samples per second. Some batch sizes are not stated:
 those are about what fits, and hardly change the estimate."""
+NVIDIA_PARAMETERS_MILLIONS = {
+    "resnet50": 25.56, "resnext101_32x4d": 44.18, "efficientnet_b0": 5.29, "efficientnet_b4": 19.34,
+}  # fmt: skip
 TF32_TFLOPS = 156  # of an A100
 GROUPED, DEPTHWISE, ORDINARY = "with grouped convolutions", "with depthwise, no other grouped", "with neither"
 
@@ -188,11 +192,12 @@ def nvidia() -> Iterator[dict[str, Any]]:
     """Yield the readings of NVIDIA with their estimates."""
     from amp_track.config.job import Job
     from amp_track.memory_plan.fake_step import FakeStep
-    from amp_track.targets.workload import load_workload
 
     for model, image_size, gpu, precision, batch_size, measured in NVIDIA:
-        options = (("optimizer_name", "sgd"), ("image_size", str(image_size)))
-        workload = load_workload(f"timm:{model}", options)
+        millions = NVIDIA_PARAMETERS_MILLIONS[model]
+        workload = PublishedModel(
+            name=model, image_size=image_size, parameters_millions=millions, optimizer_name="sgd"
+        )  # fmt: skip
         job = Job(workload=model, learning_rate=1e-3, batch_size=8, channels_last=precision == "amp")
         step = FakeStep(job, workload, workload.example(2), as_cuda=True)
         rates = RATES[gpu]

@@ -382,17 +382,18 @@ def misses_table(summary: dict[str, Any]) -> str:
     above = [expected / failed - 1 for *_, failed, expected, _, _ in summary["misses"] if expected >= failed]
     below = [1 - expected / ran for *_, ran, _, expected, _, _ in summary["misses"] if expected < ran]
     near, far = sum(each <= 0.04 for each in above), sum(each > 0.2 for each in above)
+    most_above, most_below = (max(each, default=0.0) for each in (above, below))
     text = (
         f"Of {len(above)} rows that are too high, {near} are at most 4 % above the batch that failed, {far} by more\n"
-        f"than 20 % ({max(above):.0%} at most). Of {len(below)} that are too low, "
-        f"{sum(each <= 0.06 for each in below)} are at most 6 % below the one that ran ({max(below):.0%} at most)."
+        f"than 20 % ({most_above:.0%} at most). Of {len(below)} that are too low, "
+        f"{sum(each <= 0.06 for each in below)} are at most 6 % below the one that ran ({most_below:.0%} at most)."
     )
     return f"{text}\n\n{markdown.table(headings, sorted(rows))}\n\nAll rows inside: {', '.join(hits)}."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--models", type=int, help="predict only this many models")
+    parser.add_argument("--models", type=int, help="predict only this many models; writes no summary")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--traces", type=Path, help="keep traces in this folder")
     options = parser.parse_args()
@@ -414,7 +415,8 @@ def main() -> None:
         "published": f"{len(published())} rows",
         **summary,
     }
-    provenance.write("plan-validation", record)
+    if options.models is None:
+        provenance.write("plan-validation", record)
     print(table(record), misses_table(record), sep="\n\n")
 
 

@@ -391,6 +391,9 @@ def of_others() -> torch.optim.Optimizer:
         ({"optimizer": of_others()}, "the optimizer trains parameters that are not the model's"),
         ({"optimizer": None}, "^optimizer: got None, expected an optimizer of the model or a class"),
         ({"optimizer": lambda parameters: None}, "^optimizer: it returned None, expected"),
+        ({"optimizer": lambda _: of_others()}, "^optimizer: the function made one of other parameters"),
+        ({"model": network().requires_grad_(False)}, "^model: no parameter requires a gradient"),
+        ({"model": Module, "loss": nn.functional.cross_entropy}, "^loss: a LightningModule has its own"),
         ({"optimizer": torch.optim.LBFGS}, r"LBFGS\.step needs closure"),
         ({"model": "network"}, "^model: got an object of type str, expected"),
         ({"model": lambda: 3}, "^model: got a function that returned an object of type int, expected"),
@@ -523,6 +526,11 @@ class Manual(Module):
         self.automatic_optimization = False
 
 
+class ReadsItsTrainer(Module):
+    def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+        return super().training_step(batch, 0) / self.trainer.max_epochs
+
+
 class Several(Module):
     def configure_optimizers(self) -> Any:
         return [ADAM(self.net[0].parameters()), ADAM(self.net[1].parameters())]
@@ -555,6 +563,7 @@ def test_a_lightning_module_brings_its_loss_and_its_optimizer() -> None:
     [
         (Manual, "it steps its optimizers itself"),
         (Several, r"configure_optimizers\(\) does not return a single"),
+        (ReadsItsTrainer, r"not attached to a `Trainer`, as in a plan\. Skip what needs one if self\._trainer is None"),
         (Scheduled, r"not attached to a `Trainer`\. Pass the optimizer, such as torch\.optim\.AdamW, instead of None"),
     ],
 )

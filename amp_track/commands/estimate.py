@@ -65,8 +65,13 @@ def estimate(
         if live_model.is_compiled(module):
             raise BadInput(f"model: {live_model.COMPILED}. Give the module before torch.compile.")
         module = unwrapped(module)
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise BadInput("model: no parameter requires a gradient, so a step trains nothing. Unfreeze some.")
+        is_lightning = live_model.is_lightning(module)
+        if is_lightning and loss is not None:
+            raise BadInput("loss: a LightningModule has its own, in training_step. Leave it out.")
         call, target = _call(module, example)
-        method = "training_step" if live_model.is_lightning(module) else "forward"
+        method = "training_step" if is_lightning else "forward"
         live = LiveModel(module, _checked(optimizer, module), loss, method=method)
         step = live.step(call, target, as_cuda=on_cuda, **settings)
     return _Predictor(step, name, samples_in(call), on_cuda=on_cuda).estimate()
@@ -183,9 +188,16 @@ def _checked(optimizer: Optimizer | MakeOptimizer | None, model: nn.Module) -> O
     make = optimizer
 
     def checked(parameters: Iterable[nn.Parameter]) -> Optimizer:
-        made: object = make(parameters)
+        given = list(parameters)
+        made: object = make(given)
         if not isinstance(made, Optimizer):
             raise BadInput(f"optimizer: it returned {describe_type(made)}, expected a torch.optim.Optimizer")
+        known = set(map(id, given))
+        if any(id(each) not in known for group in made.param_groups for each in group["params"]):
+            raise BadInput(
+                "optimizer: the function made one of other parameters than those it was given. Use its argument, or "
+                "give the optimizer itself."
+            )
         return made
 
     return checked

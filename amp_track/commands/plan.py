@@ -37,20 +37,31 @@ def plan(request: Request) -> PlanResult:
         source.check_reference(target)
     plan_check.check_options(request)
     _check_targets(request)
-    result = _planned(request)
-    if request.more_targets:
-        others = [
-            _planned(dataclasses.replace(request, job=dataclasses.replace(request.job, workload=each), more_targets=()))
-            for each in request.more_targets
-        ]
-        first = [variant for each in (result, *others) for variant in each.variants]
-        variants = tuple(dataclasses.replace(variant, is_one_of_several=True) for variant in first)
-        result = dataclasses.replace(result, variants=variants)
+    result = _planned_all(request) if request.more_targets else _planned(request)
     if request.plan_options.csv is not None:
         _write_csv(result, Path(request.plan_options.csv))
     if request.plan_check_options.check is None and request.plan_check_options.against is None:
         return result
     return plan_check.compared(result, request, _planned)
+
+
+def _planned_all(request: Request) -> PlanResult:
+    """Plan several targets. Raises BadInput if one of them is invalid, or none can be planned."""
+    requests = [
+        dataclasses.replace(request, job=dataclasses.replace(request.job, workload=target), more_targets=())
+        for target in (request.job.workload, *request.more_targets)
+    ]
+    found, not_planned = [], []
+    for own, planner in [(own, _prepared(own)) for own in requests]:
+        try:
+            found.append(_result(own, planner))
+        except AmpTrackError as error:
+            not_planned.append((own.job.workload, error))
+    if not found:
+        raise not_planned[0][1]
+    variants = [dataclasses.replace(variant, is_one_of_several=True) for each in found for variant in each.variants]
+    reasons = [(target, str(error)) for target, error in not_planned]
+    return dataclasses.replace(found[0], variants=tuple(variants), not_planned=tuple(reasons))
 
 
 def _check_targets(request: Request) -> None:
@@ -83,6 +94,11 @@ def _write_csv(result: PlanResult, file: Path) -> None:
 
 
 def _planned(request: Request) -> PlanResult:
+    return _result(request, _prepared(request))
+
+
+def _prepared(request: Request) -> _Planner:
+    """Inspect the workload of a request. Raises BadInput if an option is invalid."""
     options, effective = request.plan_options, request.max_batch_options.effective_batch_size
     for flag, value in (("--experiment", request.stores.experiment), ("--tracking-uri", request.stores.tracking_uri)):
         if value is not None and not options.track:
@@ -94,7 +110,12 @@ def _planned(request: Request) -> PlanResult:
             store_checks.check_tracking(request.stores.mlflow)
     targets = planned_targets(request)
     _check_precisions(request, targets)
-    planner = _Planner(request, targets)
+    return _Planner(request, targets)
+
+
+def _result(request: Request, planner: _Planner) -> PlanResult:
+    """Plan the variants of a request."""
+    options = request.plan_options
     variants = [planner.variant(changes) for changes in planner.sessions]
     changes_nothing, not_planned = [], []
     for change in planner.single_changes(variants[0]) if options.what_if else ():
@@ -109,8 +130,8 @@ def _planned(request: Request) -> PlanResult:
             variants.append(variant)
     result = PlanResult(
         variants=tuple(variants),
-        targets=targets,
-        effective_batch_size=effective,
+        targets=planner.task.targets,
+        effective_batch_size=request.max_batch_options.effective_batch_size,
         changes_nothing=tuple(changes_nothing),
         not_planned=tuple(not_planned),
     )

@@ -228,7 +228,7 @@ def tolerance(text: str) -> Tolerance:
     return Tolerance(absolute=positive_number(text))
 
 
-@kind("a percentage, such as 1%", "PERCENT")
+@kind("a percentage above 0, such as 1%", "PERCENT")
 def share(text: str) -> Tolerance:
     if not text.strip().endswith("%"):
         raise ValueError(text)

@@ -285,7 +285,8 @@ _NO_DIFFERENCE = re.compile(r"nvidia|tesla|geforce|sxm\d?|pcie|hbm\d?e?|gpu|gene
 def gpu_named(text: str, *, flag: str = "--gpu", otherwise: str = "use --memory-budget") -> Gpu:
     """Return the GPU that a text names: `RTX 4090`, `a100 80gb`, `NVIDIA GeForce RTX 4090`.
 
-    Words that do not distinguish GPUs may be missing: manufacturers, RTX, and the memory size if there is only one.
+    Words that do not distinguish GPUs may be missing: manufacturers, RTX, and the memory size if there is only one;
+    NVL and Blackwell too, if no other GPU has that name.
     Raises BadInput if the text matches no GPU or several; the message lists GPUs, the most similar first.
 
     Args:
@@ -295,6 +296,7 @@ def gpu_named(text: str, *, flag: str = "--gpu", otherwise: str = "use --memory-
     """
     wanted = set(_words(text))
     found = [gpu for gpu in GPUS if _is_named(gpu, wanted)]
+    found = found or [gpu for gpu in GPUS if _is_named(gpu, wanted, may_lack=r"rtx|\d{1,3}|nvl|blackwell")]
     chosen = [gpu for gpu in found if wanted == set(_words(gpu.name))] or found
     if len(chosen) == 1:
         return chosen[0]
@@ -304,18 +306,17 @@ def gpu_named(text: str, *, flag: str = "--gpu", otherwise: str = "use --memory-
     raise BadInput(f"{flag}: got {text!r}, expected a GPU such as {listed}. For any other GPU {otherwise}.")
 
 
-def _is_named(gpu: Gpu, wanted: set[str]) -> bool:
-    """Return whether all words are those of the GPU, or its nominal memory in GB."""
+def _is_named(gpu: Gpu, wanted: set[str], *, may_lack: str = r"rtx|\d{1,3}") -> bool:
+    """Return whether all words are those of the GPU, or its nominal memory in GB.
+
+    Only words that match `may_lack` may be missing: `4070` is not a 4070 Ti.
+    """
     words = set(_words(gpu.name))
     memory = {
         word for word in wanted - words if word.isdigit() and gpu.memory_gib[1] <= int(word) < 1.1 * gpu.memory_gib[1]
     }
-    return bool(wanted & words) and wanted - memory <= words and _may_lack(gpu, wanted)
-
-
-def _may_lack(gpu: Gpu, wanted: set[str]) -> bool:
-    """Return True if only RTX or the memory size is missing in the text: `4070` is not a 4070 Ti."""
-    return all(re.fullmatch(r"rtx|\d{1,3}", word) for word in set(_words(gpu.name)) - wanted)
+    is_whole = all(re.fullmatch(may_lack, word) for word in words - wanted)
+    return bool(wanted & words) and wanted - memory <= words and is_whole
 
 
 def _words(text: str) -> list[str]:

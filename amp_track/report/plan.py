@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from amp_track.config.options import PlanCheckOptions
 from amp_track.records.metrics import planned_metric
@@ -45,10 +45,14 @@ def blocks(result: PlanResult, check: PlanCheckOptions, *, see_with: str) -> lis
 
 
 def plan_tables(result: PlanResult) -> list[Table]:
-    has_variants = len(result.variants) > 1 and not result.variants[0].is_one_of_several
-    variants = [_variants(result)] if has_variants else []
+    variants = [_variants(result)] if _shows_variants(result) else []
     of_first = [_categories(result), _largest(result)] if not result.variants[0].is_one_of_several else []
     return [*_max_batches(result), *_ways(result), *_speeds(result), *variants, *of_first]
+
+
+def _shows_variants(result: PlanResult) -> bool:
+    """Return whether the peaks of several variants are compared. Those of targets are if no max batches are."""
+    return len(result.variants) > 1 and not (result.variants[0].is_one_of_several and result.targets)
 
 
 def plan_notes(result: PlanResult) -> list[str]:
@@ -68,9 +72,7 @@ def plan_notes(result: PlanResult) -> list[str]:
     plans = [plan for variant in result.variants for plan in variant.report.precisions]
     if any(max_batch.peak is not None and max_batch.peak.retries for plan in plans for max_batch in plan.max_batches):
         notes.append("Some of these batches fit only because the allocator empties its cache, which costs time.")
-    holes = dict.fromkeys((each.batch_size, each.hole) for plan in plans for each in plan.max_batches if each.hole)
-    for batch, hole in itertools.islice(holes, _MOST_HOLES):
-        notes.append(f"{hole:,} does not fit although {batch:,} does: its tensors leave larger gaps between them.")
+    notes += _hole_notes(result)
     if any(plan.trace.grouped_channels_last for plan in plans):
         notes.append(
             "Grouped and depthwise convolutions in channels-last: cuDNN may copy their tensors to another layout, "
@@ -89,7 +91,7 @@ def plan_notes(result: PlanResult) -> list[str]:
         notes.append("The max batch is for accumulation: the step holds gradients while the next batch runs.")
         if not has_ways:
             notes.append(f"No batch that fits divides {result.effective_batch_size:,}.")
-    if has_ways or len(result.variants) > 1:
+    if has_ways or _shows_variants(result):
         notes.append(
             "Work: floating-point operations per sample in matrix products, convolutions and attention, relative to "
             f"{result.report.precisions[0].precision}, {result.variants[0].name}. Tensor cores compute the 16-bit part "
@@ -99,6 +101,23 @@ def plan_notes(result: PlanResult) -> list[str]:
         notes.append(f"No effect on predicted memory or work: {', '.join(result.changes_nothing)}.")
     notes += _speed_notes(result)
     return notes + [f"{change} cannot be planned: {why}" for change, why in result.not_planned]
+
+
+def _hole_notes(result: PlanResult) -> Iterator[str]:
+    """Yield a line for each of the first pairs of batches of which only the larger fits."""
+    holes: dict[tuple[int, int], list[str]] = {}
+    for variant in result.variants:
+        for plan in variant.report.precisions:
+            for each in plan.max_batches:
+                if each.hole:
+                    of_several = [f"{variant.name},"] if len(result.variants) > 1 else []
+                    place = " ".join([*of_several, plan.precision, "on", each.target])
+                    holes.setdefault((each.hole, each.batch_size), []).append(place)
+    for (hole, batch), (place, *more) in itertools.islice(holes.items(), _MOST_HOLES):
+        others = f" and {len(more)} more" if more else ""
+        yield f"{place}{others}: {hole:,} does not fit although {batch:,} does, because of larger gaps between tensors."
+    if len(holes) > _MOST_HOLES:
+        yield f"{len(holes) - _MOST_HOLES} more pairs of such batches are in --json and --csv."
 
 
 def estimate_tables(result: Estimate) -> list[Table]:
@@ -216,7 +235,8 @@ def _speed_notes(result: PlanResult) -> list[str]:
         return without
     return [
         *without,
-        "samples/s: a rough estimate by the GPU's peak rates, without data loading and launches of kernels. For timm "
+        "samples/s: a rough estimate by the peak rates of the GPU's fastest version, without data loading and launches "
+        "of kernels. For timm "
         f"models under amp on an RTX 3090 it was off by a factor of {SPEED_ERROR:g} in the median, and by more than "
         f"1.5 for {FAR_OFF:.0%}; grouped convolutions are slower. Little else was compared: measure before you choose "
         "a GPU or a precision by it.",

@@ -79,7 +79,7 @@ class PlanResult(Shown):
     changes_nothing: tuple[str, ...] = ()
     """The `--what-if` changes that alter neither memory nor work."""
     not_planned: tuple[tuple[str, str], ...] = ()
-    """The `--what-if` changes that could not be planned, with the reason."""
+    """The `--what-if` changes, or the targets of several, that could not be planned, with the reason."""
     run_id: str | None = None
     """The MLflow run that stores the plan, if any."""
     unmoved_since: str | None = None

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from amp_track.config.job import Job, Rank
+from amp_track.config.job import Job, Rank, library_of_model
 from amp_track.config.precisions import Precision
 from amp_track.memory_plan.predict import forecast, plan_precision
 from amp_track.memory_plan.replay import TraceFamily, on_device
@@ -69,8 +69,9 @@ def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
             layer, *others = first.trace.recurrent
             more = f" and {len(others)} more layers" if others else ""
             raise BadInput(
-                f"{layer}{more}: cuDNN keeps an unknown amount of memory of a recurrent layer for "
-                f"the backward pass, so {job.workload} cannot be planned. Measure with amp-track max-batch."
+                f"{layer}{more}: cuDNN keeps an unknown amount of memory of a recurrent layer for the backward pass, "
+                f"so {job.workload} cannot be planned. Measure with amp-track max-batch"
+                f"{f' {job.workload} --synthetic' if library_of_model(job.workload) else ''}."
             )
         for name in names:
             trains = {target.name for target in task.targets if name not in dict(target.lacks)}

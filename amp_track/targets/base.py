@@ -41,6 +41,8 @@ _NOT_USERS = tuple(
 """Folders whose stack frames are not code of the user."""
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", ".numpy() is not supported")
 """Exceptions and messages of torch for code that needs the values of a fake tensor."""
+_NO_TRAINER = "is not attached to a `Trainer`"
+"""Of the message of a LightningModule whose training step uses its Trainer."""
 
 
 class TargetTask(Protocol[T_co]):
@@ -162,9 +164,14 @@ def cannot_be_planned(error: Exception, target: str) -> BadInput:
             "(allowed on arange and linspace) by torch.where, a sum or Python numbers, or measure with amp-track "
             "max-batch."
         )
+    if _NO_TRAINER in said:
+        return BadInput(
+            f"{where}: {said.rstrip('.')}, as in a plan. Skip what needs one if self._trainer is None, or measure with "
+            "amp-track max-batch."
+        )
     return BadInput(
-        f"{where}: the training step fails on tensors without values: {summary(error).rstrip('.')}. Fix it if it also "
-        "fails on real tensors, or measure with amp-track max-batch.",
+        f"{where}: the training step fails on tensors without values, where every number that it reads is 1: "
+        f"{said.rstrip('.')}. Fix it if it also fails on real tensors, or measure with amp-track max-batch.",
         detail=users_traceback(error),
     )
 

@@ -317,7 +317,9 @@ def _torchvision_model(reference: str, name: str, torchvision: ModuleType) -> _F
     *_, task, _ = builder.__module__.split(".")  # torchvision.models.segmentation.fcn, torchvision.models.resnet
     if task not in ("models", "segmentation", "video"):
         kind = {"quantization": "quantized"}.get(task, task.replace("_", " "))
-        raise BadInput(f"{reference}: {kind} models are not supported by name. Write a Workload with its loss.")
+        fix = "Write a Workload with its loss"
+        fix += ", and measure it: the step depends on values, so it has no plan." if task == "detection" else "."
+        raise BadInput(f"{reference}: {kind} models are not supported by name. {fix}")
     found = {"name": name, "source_file": Path(inspect.getfile(builder)), "has_pixel_labels": task == "segmentation"}
     size = {"models": 299 if name == "inception_v3" else 224, "segmentation": 480}.get(task)
     if size is None:

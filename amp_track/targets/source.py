@@ -67,7 +67,8 @@ def check_reference(workload: str) -> None:
         )
     if not colon and not os.path.isfile(workload):  # Path.is_file() raises OSError where a name is too long
         raise BadInput(
-            f"{workload}: file not found, expected a Python file with one Workload or package.module:Class. {hint}"
+            f"{workload}: file not found, expected a Python file with one Workload, package.module:Class, or a model: "
+            f"{MODELS_BY_NAME}. {hint}"
         )
 
 

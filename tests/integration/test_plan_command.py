@@ -58,7 +58,7 @@ def test_a_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> 
         (["--check", "a.json", "--against", "main"], "--check and --against exclude each other."),
         (["--check", __file__], f"{__file__} is not a memory plan of this version of amp_track: "),
         (["--tolerance", "5%"], "--tolerance requires --check or --against."),
-        (["--tolerance", "0.1"], "--tolerance: got '0.1', expected a percentage, such as 1%"),
+        (["--tolerance", "0.1"], "--tolerance: got '0.1', expected a percentage above 0, such as 1%"),
         (["--effective-batch-size", "64"], "--effective-batch-size requires --memory-budget or --gpu"),
     ],
 )
@@ -96,6 +96,16 @@ def test_a_recurrent_layer_is_rejected_because_its_memory_is_unknown(amp_track: 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("amp-track: recurrent: cuDNN keeps an unknown amount of memory of a recurrent layer ")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_of_several_targets_those_that_can_be_planned_are_shown(amp_track: Command) -> None:
+    done = amp_track("plan", "timm:test_resnet", "timm:sequencer2d_s", "--precision", "amp", "--image-size", "64")
+    assert done.returncode == 0, done.stderr
+    assert "timm:sequencer2d_s cannot be planned: " in done.stdout
+    assert "amp-track max-batch timm:sequencer2d_s --synthetic" in done.stdout
+    done = amp_track("plan", "timm:test_resnet", "timm:test_resnt", "--precision", "amp")
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_a_step_that_fails_is_told_its_line_with_its_traceback(amp_track: Command) -> None:
@@ -194,7 +204,7 @@ def test_what_if_changes_one_thing_at_a_time(amp_track: Command) -> None:
     plan = json.loads(done.stdout)
     assert [each["changes"] for each in plan["variants"]] == [{"optimizer_name": "sgd"}, {"checkpointing": "True"}]
     now, sgd, checkpointing = (
-        (each["budgets"]["64MiB"]["fp32"]["max_batch"], each["precisions"]["fp32"]["relative_work"])
+        (each["budgets"]["64MiB"]["fp32"]["at_most_batch"], each["precisions"]["fp32"]["relative_work"])
         for each in (plan, *plan["variants"])
     )
     assert now[1] == sgd[1] == 1 < checkpointing[1] < 1.4, "the forward pass is made twice"

@@ -34,6 +34,8 @@ from amp_track.records.hardware import Hardware
         ("A100-80G", "NVIDIA A100 80GB"),
         ("H200", "NVIDIA H200 141GB"),
         ("B200", "NVIDIA B200"),
+        ("RTX PRO 6000", "RTX PRO 6000 Blackwell"),
+        ("H100 94GB", "NVIDIA H100 NVL 94GB"),
     ],
 )
 def test_a_name(text: str, name: str) -> None:

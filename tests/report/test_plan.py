@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from plan_samples import planned, result_of
+from plan_samples import planned, result_of, result_of_variants
 
-from amp_track.records.plan import Category
+from amp_track.records.plan import Category, PlanReport
 from amp_track.report import plots
 from amp_track.report.plan import metrics, plan_notes, plan_tables
 from amp_track.report.table import Table
-from amp_track.results.plan import PlanResult
+from amp_track.results.plan import PlanResult, Variant
 
 
 def named(result: PlanResult, title: str) -> Table:
@@ -64,10 +64,42 @@ def test_a_smaller_batch_that_does_not_fit_and_fused_attention_are_noted() -> No
     attention = dataclasses.replace(plan.trace.storages[0], operation="_scaled_dot_product_flash_attention")
     trace = dataclasses.replace(plan.trace, storages=(attention, *plan.trace.storages[1:]))
     notes = plan_notes(result_of(dataclasses.replace(plan, max_batches=(hole,), trace=trace)))
-    assert any(note.startswith("611 does not fit although 640 does") for note in notes)
+    assert any(note.startswith("fp32 on A card: 611 does not fit although 640 does") for note in notes)
     assert any(note.startswith("Attention is fused") for note in notes)
     grouped = dataclasses.replace(plan, trace=dataclasses.replace(plan.trace, grouped_channels_last=True))
     assert any(note.startswith("Grouped and depthwise") for note in plan_notes(result_of(grouped)))
+
+
+def test_batches_that_do_not_fit_below_one_that_does_are_told_apart() -> None:
+    names = ("fp32", "tf32", "amp")
+    plans = [dataclasses.replace(planned(name).max_batches[0], hole=601 + index) for index, name in enumerate(names)]
+    plans = [plans[0], *plans]
+    found = [
+        dataclasses.replace(planned(name), max_batches=(each,))
+        for name, each in zip(("fp32", *names), plans, strict=True)
+    ]
+    changed = Variant(changes=(("depth", "1"),), report=PlanReport(workload="any.py", precisions=tuple(found[1:])))
+    first = Variant(changes=(), report=PlanReport(workload="any.py", precisions=tuple(found[:1])))
+    notes = [note for note in plan_notes(result_of_variants(first, changed)) if "does not fit" in note]
+    assert [note.partition(" does")[0] for note in notes] == [
+        "as it is, fp32 on A card and 1 more: 601",
+        "depth=1, tf32 on A card: 602",
+        "depth=1, amp on A card: 603",
+    ]
+
+
+def test_several_targets_without_a_gpu_are_compared_by_their_peaks() -> None:
+    one = Variant(
+        changes=(), report=PlanReport(workload="one.py", precisions=(planned("amp"),)), is_one_of_several=True
+    )
+    two = dataclasses.replace(one, report=dataclasses.replace(one.report, workload="two.py"))
+    result = dataclasses.replace(result_of_variants(one, two, effective_batch_size=None), targets=())
+    (table,) = plan_tables(result)
+    assert [section[0][0] for section in table.sections] == ["one.py", "two.py"]
+    assert any(note.startswith("Work: ") for note in plan_notes(result))
+    result = result_of_variants(one, two, effective_batch_size=None)
+    assert "predicted max batch" in [table.title for table in plan_tables(result)]
+    assert not has_table(result, "predicted peak")
 
 
 def test_workspaces_make_a_range_where_they_show() -> None:

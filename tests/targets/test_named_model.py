@@ -269,7 +269,7 @@ BERT = {"architectures": ["BertForMaskedLM"]}
         ("timm:hf-hub:timm/resnet18.a1_in1k", {}, {}, "timm has no model 'hf-hub:timm/resnet18.a1_in1k'. "),
         ("timm:vit_tiny_patch16_224.augreg", {}, {}, "timm has no model .* Names like it: vit_tiny_patch16_224.augreg"),
         ("torchvision:resnet5", {}, {}, "torchvision has no model 'resnet5'. Names like it: resnet50, "),
-        ("torchvision:ssd300_vgg16", {}, {}, "detection models are not supported by name. Write a Workload"),
+        ("torchvision:ssd300_vgg16", {}, {}, "detection models are not supported by name. .* and measure it"),
         ("torchvision:quantized_resnet50", {}, {}, "quantized models are not supported by name."),
         ("timm:pit_ti_224", {}, {"checkpoint_activations": True}, "timm:pit_ti_224 does not support it"),
         ("torchvision:resnet18", {}, {"checkpoint_activations": True}, "expected an option of torchvision:resnet18"),
