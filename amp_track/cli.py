@@ -475,12 +475,17 @@ def _run() -> int:
 
 
 def _check_takes_scripts(arguments: Sequence[str]) -> None:
-    """Raise BadInput if a command other than max-batch is given the words of a script."""
+    """Raise BadInput if max-batch is given the words of a script without `--` before them, or another command any."""
     has_script = any("{batch_size}" in word for word in arguments) or "-- python" in " ".join(arguments)
     if has_script and arguments[0] in ("train", "search", "compare", "plan", "dtypes", "explain"):
         raise BadInput(
             f"{arguments[0]} needs a Workload (docs/your-own-workload.md); only max-batch takes a script. Use it, "
             "or write a Workload to start from: amp-track init mine.py."
+        )
+    if has_script and arguments[0] == "max-batch" and "--" not in arguments:
+        raise BadInput(
+            "A command comes after --: amp-track max-batch --memory-budget 20GiB -- python train.py --batch-size "
+            "{batch_size}"
         )
 
 

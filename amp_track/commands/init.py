@@ -48,6 +48,9 @@ def _check_name(file: Path) -> None:
     if file.suffix != ".py" or not file.stem.isidentifier() or keyword.iskeyword(file.stem):
         raise BadInput(f"FILE: got {file}, expected the name of a new Python file, such as train.py.")
     if file.stem in sys.modules or importlib.util.find_spec(file.stem) is not None:  # __main__ may have no spec
-        raise BadInput(f"FILE: got {file}, the name of an installed module, which it would hide. Choose another name.")
+        raise BadInput(
+            f"FILE: got {file}, the name of an installed module, which it would hide. Choose another name, such as "
+            f"my_{file.name}."
+        )
     if not file.parent.is_dir():
         raise BadInput(f"{file.parent}: no such folder. Create it first.")

@@ -94,7 +94,10 @@ def fit(batch_size: int, precision: str, device: str, module: str, data: str, tr
     if precision == "tf32":
         torch.set_float32_matmul_precision("high")
     made = pl.Trainer(**settings, **_trainer_flags(trainer, settings))
-    made.fit(source.named_object(module)(), datamodule=source.named_object(data)(batch_size))
+    made.fit(
+        source.called(module, written_as="a class or a function without required arguments"),
+        datamodule=source.called(data, batch_size, written_as="def make_data(batch_size)"),
+    )
 
 
 def _trainer_flags(text: str, settings: Mapping[str, Any]) -> dict[str, Any]:

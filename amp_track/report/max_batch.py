@@ -205,10 +205,22 @@ def confirmation_notes(result: MaxBatchResult) -> list[str]:
             "The confirmation run covers part of an epoch: full steps, the smaller last step, an evaluation of as many "
             "batches and, with several epochs, the steps after it. Use --confirm-steps epoch for a full epoch."
         )
-    runs = min((result.precisions[name].runs_at_max_batch for name in result.max_batch), default=1)
-    if runs > 1:
+    single = {
+        name: found.max_batch.batch_size
+        for name, found in result.precisions.items()
+        if found.confirmation is not None and found.confirmation.steps == 1
+    }
+    if single:
+        listed = ", ".join(f"{name} at batch {batch:,}" for name, batch in single.items())
+        lines.append(
+            f"Only one optimizer step confirms the max batch ({listed}). A training with more steps or epochs may need "
+            "more memory: search with them."
+        )
+    runs = [result.precisions[name].runs_at_max_batch for name in result.max_batch]
+    if min(runs, default=1) > 1:
         varied = _varying_memory(result) or _RESOLUTION[result.hardware.kind == "cpu"]
-        lines.append(f"Each max batch ran in {runs} fresh processes. {varied}")
+        at_least = "at least " if len(set(runs)) > 1 else ""
+        lines.append(f"Each max batch ran in {at_least}{min(runs)} fresh processes. {varied}")
     if result.headroom_bytes:
         lines.append(f"--headroom keeps {format_bytes(result.headroom_bytes)} of the budget free at each max batch.")
     return lines

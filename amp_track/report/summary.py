@@ -63,7 +63,7 @@ def answer(result: Result) -> Answer:
     choice = result.recommended
     if choice is None:
         return Answer(headline=_why_none(result), caveats=tuple(notes(result)))
-    parts = [_largest(choice), _speed(choice), _metric(result, choice)]
+    parts = [_largest(choice), _speed(choice), _metric(result, choice), _steps(result, choice)]
     if choice.precision == REFERENCE:
         parts.insert(0, _nothing_is_faster(result))
     said = ", ".join(part for part in parts if part)
@@ -175,6 +175,13 @@ def _metric(result: MaxBatchResult | SearchResult, choice: Recommendation) -> st
 
 def _one_metric(name: str, metric: float, of_fp32: float | None) -> str:
     return f"{name} {metric:.4f} " + (f"(fp32: {of_fp32:.4f}) " if of_fp32 is not None else "")
+
+
+def _steps(result: MaxBatchResult | SearchResult, choice: Recommendation) -> str:
+    """Return that an epoch has few optimizer steps, unless trainings were compared or the user set a step's samples."""
+    if not choice.makes_few_steps or choice.job_result is not None or result.limits.effective_batch_size is not None:
+        return ""
+    return f"but only {counted(choice.epoch_steps or 0, 'optimizer step')} per epoch"
 
 
 def _status(name: str, seeds: SeedsResult, precision: str, against: Comparison) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.machinery
@@ -10,6 +11,7 @@ import importlib.util
 import inspect
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,6 +72,26 @@ def check_reference(workload: str) -> None:
             f"{workload}: file not found, expected a Python file with one Workload, package.module:Class, or a model: "
             f"{MODELS_BY_NAME}. {hint}"
         )
+
+    if not colon and workload.endswith(".py") and not _may_define_a_class(Path(workload)):
+        raise no_workload(workload)  # before its import, which would run a script's whole training
+
+
+def _may_define_a_class(file: Path) -> bool:
+    """Return False if the file is known to have no class statement."""
+    try:
+        return any(isinstance(node, ast.ClassDef) for node in ast.walk(ast.parse(file.read_bytes())))
+    except (OSError, ValueError, SyntaxError, RecursionError):  # its import says what is wrong
+        return True
+
+
+def no_workload(file: str) -> BadInput:
+    """Return the error for a file without a Workload."""
+    script = f"amp-track max-batch -- python {shlex.quote(file)} --batch-size {{batch_size}}"
+    return BadInput(
+        f"{file}: the file defines no subclass of Workload. Pass a script to max-batch as it is ({script}), write a "
+        f"Workload to start from ({init_command()}), or plan a model with {WAYS_TO_PLAN}."
+    )
 
 
 def init_command() -> str:
@@ -142,6 +164,16 @@ def named_object(reference: str) -> Any:
     if not callable(found):
         raise BadInput(f"{reference}: {module} has no function or class named {name}.")
     return found
+
+
+def called(reference: str, *arguments: Any, written_as: str) -> Any:
+    """Return what the function of `package.module:name` returns. Raises BadInput if it does not take the arguments."""
+    function = named_object(reference)
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise BadInput(f"{reference}: {error}. Write it as {written_as}.") from None
+    return function(*arguments)
 
 
 def import_ahead(reference: str) -> None:
@@ -263,6 +295,8 @@ def script_of(command: Sequence[str]) -> str:
             "amp-track max-batch -- python train.py --batch-size {batch_size}"
         )
     if shutil.which(command[0]) is None and not is_python(command[0]):
+        if command[0].endswith(".py"):
+            raise BadInput(f"{command[0]} is no program. Write python {command[0]}.")
         raise BadInput(f"{command[0]}: no such program. Check its name, or install it.")
     for before, word in pairwise(("", *command)):
         if word.endswith(".py") and os.path.isfile(word):

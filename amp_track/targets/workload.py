@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
-import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -305,11 +304,7 @@ def _find_class(reference: str) -> type[Workload]:
         if inspect.isclass(value) and issubclass(value, Workload) and value.__module__ == module.__name__
     ]
     if not classes:
-        script = f"amp-track max-batch -- python {shlex.quote(reference)} --batch-size {{batch_size}}"
-        raise BadInput(
-            f"{reference}: the file defines no subclass of Workload. Pass a script to max-batch as it is ({script}), "
-            f"write a Workload to start from ({source.init_command()}), or plan a model with {source.WAYS_TO_PLAN}."
-        )
+        raise source.no_workload(reference)
     if len(classes) > 1:
         names = ", ".join(each.__name__ for each in classes)
         found = f"the file defines {len(classes)} subclasses of Workload ({names})"

@@ -65,7 +65,10 @@ def test_the_commands_for_another_folder_start_there(amp_track: Command) -> None
         (["mine.py", "--template", "keras"], "--template: got 'keras', expected one of plain, lightning, transformers"),
         (["mine.txt"], "FILE: got mine.txt, expected the name of a new Python file"),
         (["my-training.py"], "FILE: got my-training.py, expected the name of a new Python file"),
-        (["timm.py", "--template", "timm"], "FILE: got timm.py, the name of an installed module"),
+        (
+            ["timm.py", "--template", "timm"],
+            "which it would hide. Choose another name, such as my_timm.py.",
+        ),
         (["class.py"], "FILE: got class.py, expected the name of a new Python file"),
         (["None.py"], "FILE: got None.py, expected the name of a new Python file"),
         (["__main__.py"], "FILE: got __main__.py, the name of an installed module"),

@@ -165,7 +165,7 @@ def test_what_starts_a_new_study_without_a_flag_is_said(
         raise KeyboardInterrupt
 
     def start(text: str, **job: object) -> str:
-        Path("mine.py").write_text(text)
+        Path("mine.py").write_text(f"class Mine: ...  {text}")
         runner = Changing(fails=interrupt)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
             max_batch(asked(study=None, job={"workload": "mine.py", **job}), runner=runner)

@@ -113,6 +113,15 @@ def test_a_flag_that_is_not_the_users_is_bad_input(flags: str, message: str) -> 
         lightning.fit(precision="fp32", trainer=flags, **FIT)
 
 
+def test_what_does_not_take_a_batch_size_is_told_how_to_write_it(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"make_net: too many .* Write it as def make_data\(batch_size"):
+        lightning.fit(precision="fp32", **FIT | {"data": FIT["module"]})
+    with pytest.raises(BadInput, match=r"Data: missing a required argument: 'batch_size'. Write it as a class or"):
+        lightning.fit(precision="fp32", **FIT | {"module": FIT["data"]})
+    with pytest.raises(BadInput, match=r"make_net: too many .* Write it as def make_trainer\(batch_size, arguments\)"):
+        amp_transformers.train(4, "fp32", "cpu", FIT["module"])
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

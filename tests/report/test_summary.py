@@ -66,6 +66,7 @@ def test_a_recommended_batch_with_few_steps_an_epoch_has_a_note_first() -> None:
         "with --max-batch-size (docs/learning-rate.md)."
     ]
     assert max_batch_notes(found)[0] == few[0]
+    assert answer(found).headline.endswith(", but only 4 optimizer steps per epoch")
     full_only = dataclasses.replace(found, drops_last=True)
     assert "has only 3 optimizer steps" in max_batch_notes(full_only)[0]
     workload = dataclasses.replace(found, training_samples=2_000_000, workload_batch_size=4096)
@@ -75,6 +76,7 @@ def test_a_recommended_batch_with_few_steps_an_epoch_has_a_note_first() -> None:
     )
     for no_note in ({"effective_batch_size": 109_440}, {"asked": Job(steps=100)}, {"training_samples": None}):
         assert "Few optimizer steps" not in "".join(max_batch_notes(dataclasses.replace(found, **no_note)))
+        assert "optimizer step" not in answer(dataclasses.replace(found, **no_note)).headline
 
 
 def test_a_training_that_accumulates_itself_has_fewer_steps_and_a_note_with_an_effective_batch() -> None:
@@ -133,6 +135,22 @@ def test_peaks_of_one_batch_that_disagree_are_named() -> None:
     varied = noted(132 * 2**20, 149 * 2**20)
     assert varied == "Each max batch ran in 2 fresh processes. Their memory varied, at amp from 132 MiB to 149 MiB."
     assert "is measured in" in noted(132 * 2**20, 132 * 2**20)
+
+
+def test_a_max_batch_that_a_single_step_confirms_has_a_note() -> None:
+    amp = FIT.precisions["amp"]
+    assert amp.confirmation is not None and amp.confirmation.steps > 1
+    assert not any("one optimizer step" in line for line in max_batch_notes(FIT))
+    single = dataclasses.replace(amp, confirmation=dataclasses.replace(amp.confirmation, steps=1))
+    notes = max_batch_notes(dataclasses.replace(FIT, precisions={"amp": single}))
+    batch = f"{amp.max_batch.batch_size:,}"
+    assert any(f"Only one optimizer step confirms the max batch (amp at batch {batch})" in line for line in notes)
+
+
+def test_processes_are_counted_for_all_max_batches() -> None:
+    amp = dataclasses.replace(FIT.precisions["amp"], runs_at_max_batch=4)
+    found = dataclasses.replace(FIT, precisions={"fp32": dataclasses.replace(amp, runs_at_max_batch=2), "amp": amp})
+    assert any("ran in at least 2 fresh processes" in line for line in max_batch_notes(found))
 
 
 def test_a_precision_that_was_not_asked_for_has_no_row_and_no_note() -> None:

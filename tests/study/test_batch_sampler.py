@@ -175,6 +175,11 @@ def test_readings_of_one_batch_are_numbered() -> None:
     assert reasons[:4] == [first, "to time it: reading 2 of at most 3", "to time it: reading 3 of at most 3", first]
 
 
+def test_precisions_are_timed_in_turn() -> None:
+    timed = [each.precision for each in search(SAME_SIZE)[1] if each.kind == "timing"]
+    assert timed[:4] == ["fp32", "bf16", "fp32", "bf16"]
+
+
 def test_a_max_batch_is_repeated_until_two_runs_take_equal_memory() -> None:
     """The second precision starts from the max batch of the first, which is its own here: that probe counts."""
     results, proposals = search(SAME_SIZE, recommends=False)

@@ -1,1 +1,5 @@
 import no_such_package_anywhere
+
+
+class Broken(no_such_package_anywhere.Workload):
+    pass
