@@ -147,7 +147,7 @@ def find_max_batches(
     session.say_cautions()
 
     deadline = time.monotonic() + (limit_seconds if limit_seconds is not None else math.inf)
-    has_probed, shown = False, {*max_batches.proven(study, sampler)}
+    has_probed, recommends, shown = False, False, {*max_batches.proven(study, sampler)}
     while max_batches.is_anything_left(study, sampler):
         if has_probed and time.monotonic() > deadline:
             progress.say("--time-limit is reached; the same command goes on with what is left")
@@ -155,6 +155,9 @@ def find_max_batches(
         has_probed = True
         with trials.next_trial(study) as asked:  # Optuna asks the sampler for the job
             proposal = sampler.suggest(asked.trial)
+            if proposal.kind in ("headroom", "timing") and not recommends:
+                recommends = True
+                progress.say("every max batch is proven; timing batches to recommend one (Ctrl-C keeps what is proven)")
             known = study.get_trials(deepcopy=False)
             probed = max_batches.probes_of(known, proposal)
             if not probed:  # the max batch of the previous precision is final
