@@ -108,9 +108,10 @@ class PrecisionResult:
 
     @property
     def samples_per_second(self) -> float | None:
-        """The throughput at the max batch, from the confirmation run if there was one."""
+        """The median of the readings at the max batch, as for other batches; without one, that of its longest run."""
         measured = self.confirmation or self.at_max_batch
-        return measured.samples_per_second if measured else None
+        timed = dict(self.throughput).get(self.max_batch.batch_size)
+        return timed or (measured.samples_per_second if measured else None)
 
     @property
     def peak_bytes(self) -> int | None:

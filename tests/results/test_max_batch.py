@@ -30,7 +30,7 @@ AS_JSON = {
     "typical_max_batch": None, "eval_max_batch": None, "size_ratio": None,
     "efficient_batch": 256, "recommended_batch": None,
     "readings": {"64": [200.0], "256": [490.0], "512": [500.0]}, "peak_bytes": 61,
-    "peak_allocated_bytes": 40, "samples_per_second": 450.0, "run_id": "max_batch",
+    "peak_allocated_bytes": 40, "samples_per_second": 500.0, "run_id": "max_batch",
 }  # fmt: skip
 NOTHING = PrecisionResult(max_batch=MaxBatch(0, 1, "memory"), probes=1, at_max_batch=None, run_id=None, bytes_needed=70)
 
@@ -61,8 +61,14 @@ def test_without_a_confirmation_the_probe_at_the_max_batch_says_what_it_costs() 
     fitted = dataclasses.replace(FITTED, confirmation=None, failure=None, max_multiple=None)
     assert fitted.as_json() == AS_JSON | {
         "fails_in": None, "confirmed_steps": 0, "max_multiple": None, "peak_bytes": 60,
-        "samples_per_second": 500.0,
     }  # fmt: skip
+
+
+def test_the_speed_at_the_max_batch_is_that_of_its_probes_as_for_other_batches() -> None:
+    assert FITTED.samples_per_second == 500.0
+    untimed = dataclasses.replace(FITTED, readings={64: (200.0,)})
+    assert untimed.samples_per_second == 450.0, "that of the confirmation run"
+    assert dataclasses.replace(untimed, confirmation=None).samples_per_second == 500.0
 
 
 def test_the_peak_is_the_larger_of_those_that_are_known() -> None:
@@ -105,7 +111,7 @@ def test_the_json_of_a_fit_has_accumulation_and_the_reason_of_those_left_out() -
     timm = "train.py --batch-size 504 --amp --amp-dtype float16 --grad-accum-steps 2"
     assert shown["recommended"].pop("in_tools")["timm"] == timm, "tests/results/test_in_tools.py runs the others"
     assert shown["recommended"] == {
-        "precision": "amp", "batch_size": 504, "grad_accum": 2, "batches_per_step": 1, "samples_per_second": 450.0,
+        "precision": "amp", "batch_size": 504, "grad_accum": 2, "batches_per_step": 1, "samples_per_second": 500.0,
         "readings": 1, "epoch_steps": None, "workload_epoch_steps": None, "makes_few_steps": False,
         "command": "amp-track train experiments/digits.py --precision amp --batch-size 504 --grad-accum 2",
     }  # fmt: skip
