@@ -40,7 +40,7 @@ from amp_track.memory_plan.speed import EFFICIENCY, MOVED_PER_ALLOCATED, allocat
 from amp_track.records.plan import StepTrace
 from benchmarks import markdown, provenance
 from benchmarks.plan_validation import Published, family_of, published, wrong_release
-from benchmarks.timm_2022 import PublishedModel
+from benchmarks.timm_2022 import PublishedModel, run_as_in_2022
 
 PEAK = RATES["GeForce RTX 3090"]
 A100_80, A100_40, V100 = "NVIDIA A100 80GB", "NVIDIA A100 40GB", "Tesla V100 16GB"
@@ -241,6 +241,7 @@ def main() -> None:
         parser.error(problem)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     warnings.simplefilter("ignore")  # of timm, about names of models
+    run_as_in_2022()
     works = list(traced(options.traces))
     result = figures(works)
     record: dict[str, Any] = {
