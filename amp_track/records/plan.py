@@ -21,7 +21,7 @@ LARGEST_SHOWN = 10
 """The number of storages or layers that are listed."""
 SAFETY_MARGIN = 0.04
 """The part of a capacity that a safe batch leaves free: docs/plan-validation.md."""
-SPEED_ERROR, FAR_OFF = 1.2, 0.14
+SPEED_ERROR, FAR_OFF = 1.2, 0.16
 """The median error of an estimated speed, as a factor, and the part of models with one above 1.5.
 
 Source: docs/plan-speed.md."""

@@ -54,7 +54,7 @@ def _alike(precisions: Sequence[str]) -> list[list[str]]:
 def _with_speed_of(precision: str, max_batch: PlannedMaxBatch) -> PlannedMaxBatch:
     """Remove the estimated speed, which is that of fp32, for tf32.
 
-    Published measurements of TF32 were 1.5 to 2.2 times as slow as an estimate by its peak rate (docs/plan.md).
+    Published measurements of TF32 were 1.6 to 2.3 times as slow as an estimate by its peak rate (docs/plan-speed.md).
     """
     is_tf32 = Precision.named(precision).computes == "tf32"
     return dataclasses.replace(max_batch, samples_per_s=None) if is_tf32 else max_batch
