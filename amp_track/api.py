@@ -249,7 +249,7 @@ def estimate(
             or `functools.partial(torch.optim.SGD, lr=0.1)`. None for that of a LightningModule, if its
             `configure_optimizers` does without the Trainer.
         loss: a function of output and target (None without one), which returns a scalar tensor. Default: the model's
-            own loss, or else the cross entropy.
+            own loss, or else the cross entropy. None for a LightningModule.
         precision: fp32, tf32, amp (or fp16), bf16.
         on_cuda: predict for CUDA; False for a CPU.
         grad_accum: batches per optimizer step.

@@ -157,6 +157,7 @@ def find_max_batches(
             proposal = sampler.suggest(asked.trial)
             if proposal.kind in ("headroom", "timing") and not recommends:
                 recommends = True
+                _say_proofs(max_batches.proven(study, sampler), shown)  # another search worker may have found the last
                 progress.say("every max batch is proven; timing batches to recommend one (Ctrl-C keeps what is proven)")
             known = study.get_trials(deepcopy=False)
             probed = max_batches.probes_of(known, proposal)
@@ -173,10 +174,7 @@ def find_max_batches(
                 _check_growth(job, job_result, [(row.batch_size, row.job_result) for row in rows])
             asked.value = max_batches.record(asked.trial, proposal, job_result, run_id, goal.budget_bytes)
         if shown < {*goal.precisions}:  # else only timings of batches to recommend are left
-            for precision, fitted in max_batches.proven(study, sampler).items():
-                if precision not in shown:
-                    shown.add(precision)
-                    progress.say(proof(precision, fitted))
+            _say_proofs(max_batches.proven(study, sampler), shown)
     publish.show_max_batches(tracked_study.studies, study, goal)
 
     fits = max_batches.proven(study, sampler)
@@ -193,6 +191,14 @@ def find_max_batches(
     if fits.keys() >= {*session.precisions} and not any(fitted.max_batch.batch_size for fitted in fits.values()):
         raise NothingFits(why_nothing_fits(goal.budget_bytes, fits), result=result.as_json())
     return result
+
+
+def _say_proofs(proven: Mapping[str, PrecisionResult], shown: set[str]) -> None:
+    """Print the proofs that were not shown yet, and add their precisions to `shown`."""
+    for precision, fitted in proven.items():
+        if precision not in shown:
+            shown.add(precision)
+            progress.say(proof(precision, fitted))
 
 
 def _check_growth(job: Job, job_result: JobResult, known: Sequence[tuple[int, JobResult]]) -> None:

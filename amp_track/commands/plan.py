@@ -15,7 +15,7 @@ from amp_track.commands import interrupted_safely, plan_check
 from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS
 from amp_track.memory_plan import gpus
-from amp_track.records.errors import AmpTrackError, BadInput, summary
+from amp_track.records.errors import AmpTrackError, BadInput, TargetFailed, summary
 from amp_track.records.plan import LARGEST_PLANNED, PlanTarget, PlanTask
 from amp_track.report import progress
 from amp_track.results.plan import CHANNELS_LAST, Changes, PlanResult, Variant
@@ -52,14 +52,15 @@ def _planned_all(request: Request) -> PlanResult:
         for target in (request.job.workload, *request.more_targets)
     ]
     found, not_planned = [], []
-    for own, planner in [(own, _prepared(own)) for own in requests]:
+    for own, planner in [(own, _prepared(own)) for own in requests]:  # a wrong name ends the command before any plan
         try:
             found.append(_result(own, planner))
-        except AmpTrackError as error:
+        except (BadInput, TargetFailed) as error:
             not_planned.append((own.job.workload, error))
     if not found:
         raise not_planned[0][1]
-    variants = [dataclasses.replace(variant, is_one_of_several=True) for each in found for variant in each.variants]
+    is_one = len(found) > 1
+    variants = [dataclasses.replace(variant, is_one_of_several=is_one) for each in found for variant in each.variants]
     reasons = [(target, str(error)) for target, error in not_planned]
     return dataclasses.replace(found[0], variants=tuple(variants), not_planned=tuple(reasons))
 

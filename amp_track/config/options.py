@@ -353,6 +353,11 @@ class Request:
                 f"--precision: got {', '.join(named)}, but the command has no {{precision}}. docs/any-training.md says "
                 "how to add it."
             )
+        if self.job.precision_words and self.job.command and not self.job.command_takes_precision:
+            raise BadInput(
+                "--precision-words requires {precision} in the command, where its words go: "
+                "python train.py --batch-size {batch_size} {precision}"
+            )
         effective, grad_accum = self.max_batch_options.effective_batch_size, self.job.grad_accum
         if effective is not None and grad_accum != 1:
             raise BadInput(

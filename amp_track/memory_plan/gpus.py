@@ -296,7 +296,8 @@ def gpu_named(text: str, *, flag: str = "--gpu", otherwise: str = "use --memory-
     """
     wanted = set(_words(text))
     found = [gpu for gpu in GPUS if _is_named(gpu, wanted)]
-    found = found or [gpu for gpu in GPUS if _is_named(gpu, wanted, may_lack=r"rtx|\d{1,3}|nvl|blackwell")]
+    more = r"rtx|\d{1,3}|nvl|blackwell"
+    found = found or [gpu for gpu in GPUS if wanted <= {*_words(gpu.name)} and _is_named(gpu, wanted, may_lack=more)]
     chosen = [gpu for gpu in found if wanted == set(_words(gpu.name))] or found
     if len(chosen) == 1:
         return chosen[0]

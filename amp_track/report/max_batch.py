@@ -208,7 +208,7 @@ def confirmation_notes(result: MaxBatchResult) -> list[str]:
     single = {
         name: found.max_batch.batch_size
         for name, found in result.precisions.items()
-        if found.confirmation is not None and found.confirmation.steps == 1
+        if found.confirmation is not None and found.confirmation.steps == 1 and not _is_cut_short(found)
     }
     if single:
         listed = ", ".join(f"{name} at batch {batch:,}" for name, batch in single.items())

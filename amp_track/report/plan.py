@@ -19,7 +19,7 @@ from amp_track.records.plan import (
 )
 from amp_track.records.units import format_bytes
 from amp_track.report.table import Column, Row, Table, numbers, table_of
-from amp_track.report.wording import UNKNOWN, bullets
+from amp_track.report.wording import UNKNOWN, bullets, counted
 from amp_track.results.estimate import Estimate
 from amp_track.results.plan import ListedWay, PlanResult, Variant
 
@@ -117,7 +117,7 @@ def _hole_notes(result: PlanResult) -> Iterator[str]:
         others = f" and {len(more)} more" if more else ""
         yield f"{place}{others}: {hole:,} does not fit although {batch:,} does, because of larger gaps between tensors."
     if len(holes) > _MOST_HOLES:
-        yield f"{len(holes) - _MOST_HOLES} more pairs of such batches are in --json and --csv."
+        yield f"{counted(len(holes) - _MOST_HOLES, 'more pair')} of such batches: see --json."
 
 
 def estimate_tables(result: Estimate) -> list[Table]:
@@ -251,11 +251,14 @@ def _target_tables(
 ) -> list[Table]:
     """Return the table with a section for each target that has rows: variant, precision, other cells. Or no table."""
     sections = [_target_section(result, target, own) for target, own in rows.items() if own]
-    heading = "target" if result.variants[0].is_one_of_several else "variant"
-    variant = (Column(heading, key=True),) if len(result.variants) > 1 else ()
+    variant = (Column(_heading(result), key=True),) if len(result.variants) > 1 else ()
     target = Column("GPU or budget", key=True, spans=True)
     table = Table(title=title, columns=(target, *variant, _PRECISION, *columns), sections=tuple(sections))
     return [table] if sections else []
+
+
+def _heading(result: PlanResult) -> str:
+    return "target" if result.variants[0].is_one_of_several else "variant"
 
 
 def _target_section(
@@ -279,9 +282,12 @@ def _work_cells(result: PlanResult, plan: PrecisionPlan) -> Row:
 
 
 def _variants(result: PlanResult) -> Table:
-    columns = (Column("variant", key=True, spans=True), _PRECISION, *_PEAK, *_WORK)
+    columns = (Column(_heading(result), key=True, spans=True), _PRECISION, *_PEAK, *_WORK)
+    batches = {variant.report.workload: variant.report.precisions[0].batch_size for variant in result.variants}
+    same = len({*batches.values()}) == 1
+    at = f"{result.report.precisions[0].batch_size:,}" if same else ", ".join(f"{each:,}" for each in batches.values())
     return Table(
-        title=f"predicted peak at batch {result.report.precisions[0].batch_size:,}",
+        title=f"predicted peak at batch {at}",
         columns=columns,
         sections=tuple(
             tuple(

@@ -107,11 +107,6 @@ def _check_settings(request: Request, inspection: Inspection) -> None:
         if request.job.precision_words:
             raise BadInput("--precision-words requires a command: amp-track max-batch -- python train.py …")
         return
-    if request.job.precision_words and not request.job.command_takes_precision:
-        raise BadInput(
-            "--precision-words requires {precision} in the command, where its words go: "
-            "python train.py --batch-size {batch_size} {precision}"
-        )
     if request.max_batch_options.confirm_steps == "epoch" and request.job.job_timeout_seconds is None:
         raise BadInput(
             f"--confirm-steps epoch runs a {inspection.kind} to its own end, which may never come. Add --job-timeout."

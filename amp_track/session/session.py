@@ -73,6 +73,8 @@ class Session:
             with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
                 store_checks.check_stores(request.stores.mlflow, request.stores.optuna)
         source.check_reference(request.job.workload)
+        if not request.job.command:
+            source.check_is_no_script(request.job.workload)
         runner = runner or _runner(request)
         with progress.working("importing torch, inspecting device and workload"), interrupts.nothing_to_end():
             runner.start(inspects=True)

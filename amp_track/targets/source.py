@@ -73,16 +73,17 @@ def check_reference(workload: str) -> None:
             f"{MODELS_BY_NAME}. {hint}"
         )
 
-    if not colon and workload.endswith(".py") and not _may_define_a_class(Path(workload)):
-        raise no_workload(workload)  # before its import, which would run a script's whole training
 
-
-def _may_define_a_class(file: Path) -> bool:
-    """Return False if the file is known to have no class statement."""
+def check_is_no_script(workload: str) -> None:
+    """Check that a file has a class statement, before its import, which would run the whole training of a script."""
+    if not workload.endswith(".py"):
+        return
     try:
-        return any(isinstance(node, ast.ClassDef) for node in ast.walk(ast.parse(file.read_bytes())))
-    except (OSError, ValueError, SyntaxError, RecursionError):  # its import says what is wrong
-        return True
+        tree = ast.parse(Path(workload).read_bytes())
+    except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):  # its import says what is wrong
+        return
+    if not any(isinstance(node, ast.ClassDef) for node in ast.walk(tree)):
+        raise no_workload(workload)
 
 
 def no_workload(file: str) -> BadInput:

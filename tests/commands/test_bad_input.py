@@ -54,6 +54,10 @@ ARGUMENTS = [
     ),
     (["max-batch", "python", DIGITS, "--batch-size", "{batch_size}"], "A command comes after --: amp-track max-batch "),
     (["max-batch", "--", "train.py", "{batch_size}"], "train.py is no program. Write python train.py."),
+    (
+        ["max-batch", "--precision-words", "bf16=--bf16", "--", "python", DIGITS, "{batch_size}"],
+        "--precision-words requires {precision} in the command",
+    ),
     (["train", str(WORKLOADS / "empty.py")], "defines no subclass of Workload"),
     (["max-batch", DIGITS, "--effective-batch-size", "2147483648"], "expected a whole number from 1 to 2147483647"),
 ]
@@ -65,10 +69,6 @@ INSPECTED = [
     (["train", DIGITS, "--device", "cuda:77"], "--device: got 'cuda:77', expected one of auto, cpu"),
     (["train", DIGITS, "--batch-size", "1438"], "--batch-size: got 1438, expected at most 1437, the number of"),
     (["train", DIGITS, "--set", "depth=3"], "--set depth: got '3', expected an option of"),
-    (
-        ["max-batch", "--precision-words", "bf16=--bf16", "--", "python", DIGITS, "{batch_size}"],
-        "--precision-words requires {precision} in the command",
-    ),
     (["train", str(WORKLOADS / "two.py")], "defines 2 subclasses of Workload (One, Two)"),
     (["compare", DIGITS, "--vary", "width=4,x"], "--vary width: got 'x', expected int"),
     (["compare", DIGITS, "--vary", "height=4,8"], "--vary height: got '4', expected an option of"),

@@ -87,7 +87,7 @@ def test_a_cell_shows_progress_in_one_output(clean_folder: Path) -> None:
     (lines,) = max_batch
     first, *probes = lines["text/plain"].splitlines()
     assert first == "finding the max batch within the free memory at fp32"
-    assert all(line.startswith(("fp32 batch ", "fp32: batch 64 ran in ")) for line in probes)
+    assert all(line.startswith(("fp32 batch ", "fp32: batch 64 ran in ", "every max")) for line in probes)
     (confirmation,) = (probe for probe in probes if "(confirmation run)" in probe)
     assert confirmation.startswith("fp32 batch 64     fits")
     assert lines["text/html"].startswith("<pre") and confirmation in lines["text/html"]

@@ -102,6 +102,7 @@ def test_a_recurrent_layer_is_rejected_because_its_memory_is_unknown(amp_track: 
 def test_of_several_targets_those_that_can_be_planned_are_shown(amp_track: Command) -> None:
     done = amp_track("plan", "timm:test_resnet", "timm:sequencer2d_s", "--precision", "amp", "--image-size", "64")
     assert done.returncode == 0, done.stderr
+    assert "predicted memory at batch" in done.stdout
     assert "timm:sequencer2d_s cannot be planned: " in done.stdout
     assert "amp-track max-batch timm:sequencer2d_s --synthetic" in done.stdout
     done = amp_track("plan", "timm:test_resnet", "timm:test_resnt", "--precision", "amp")

@@ -56,7 +56,7 @@ def test_an_unknown_gpu_is_told_the_nearest_ones_first() -> None:
         gpu_named("RTX 4091")
 
 
-@pytest.mark.parametrize("text", ["RTX 4050", "RTX 4060", "RTX 6000", "RTX 3080"])
+@pytest.mark.parametrize("text", ["RTX 4050", "RTX 4060", "RTX 6000", "RTX 3080", "H100 96GB"])
 def test_another_model_of_the_same_number_is_not_taken(text: str) -> None:
     with pytest.raises(BadInput, match=f"got '{text}', expected a GPU such as"):
         gpu_named(text)

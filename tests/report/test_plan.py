@@ -78,6 +78,7 @@ def test_batches_that_do_not_fit_below_one_that_does_are_told_apart() -> None:
         dataclasses.replace(planned(name), max_batches=(each,))
         for name, each in zip(("fp32", *names), plans, strict=True)
     ]
+    found.append(dataclasses.replace(found[3], max_batches=(dataclasses.replace(plans[3], hole=604),)))
     changed = Variant(changes=(("depth", "1"),), report=PlanReport(workload="any.py", precisions=tuple(found[1:])))
     first = Variant(changes=(), report=PlanReport(workload="any.py", precisions=tuple(found[:1])))
     notes = [note for note in plan_notes(result_of_variants(first, changed)) if "does not fit" in note]
@@ -86,16 +87,18 @@ def test_batches_that_do_not_fit_below_one_that_does_are_told_apart() -> None:
         "depth=1, tf32 on A card: 602",
         "depth=1, amp on A card: 603",
     ]
+    assert "1 more pair of such batches: see --json." in plan_notes(result_of_variants(first, changed))
 
 
 def test_several_targets_without_a_gpu_are_compared_by_their_peaks() -> None:
-    one = Variant(
-        changes=(), report=PlanReport(workload="one.py", precisions=(planned("amp"),)), is_one_of_several=True
-    )
-    two = dataclasses.replace(one, report=dataclasses.replace(one.report, workload="two.py"))
+    plans = planned("amp"), dataclasses.replace(planned("amp"), batch_size=32)
+    reports = [PlanReport(workload=f"{plan.batch_size}.py", precisions=(plan,)) for plan in plans]
+    one, two = (Variant(changes=(), report=report, is_one_of_several=True) for report in reports)
     result = dataclasses.replace(result_of_variants(one, two, effective_batch_size=None), targets=())
     (table,) = plan_tables(result)
-    assert [section[0][0] for section in table.sections] == ["one.py", "two.py"]
+    assert table.title == "predicted peak at batch 8, 32"
+    assert table.columns[0].heading == "target"
+    assert [section[0][0] for section in table.sections] == ["8.py", "32.py"]
     assert any(note.startswith("Work: ") for note in plan_notes(result))
     result = result_of_variants(one, two, effective_batch_size=None)
     assert "predicted max batch" in [table.title for table in plan_tables(result)]

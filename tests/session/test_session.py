@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from simulated import SimulatedRunner
@@ -12,6 +14,7 @@ from support import request
 
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
+from amp_track.records.errors import BadInput
 from amp_track.session import session
 
 
@@ -29,6 +32,17 @@ print([name in sys.modules for name in ("alembic.context", "mlflow.store.trackin
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[True, True]\n", done.stderr
+
+
+@pytest.mark.usefixtures("clean_folder")
+def test_a_script_is_inspected_as_a_command_only() -> None:
+    """As a workload it would be imported, which would train."""
+    Path("train.py").write_text("print('trains')\n")
+    asked = request(Job(workload="train.py"))
+    with pytest.raises(BadInput, match="defines no subclass of Workload"):
+        session.Session.prepare(asked, (), runner=SimulatedRunner(), uses_stores=False)
+    command = dataclasses.replace(asked.job, command=("python", "train.py", "{batch_size}"))
+    session.Session.prepare(dataclasses.replace(asked, job=command), (), runner=SimulatedRunner(), uses_stores=False)
 
 
 class SlowlyInspected(SimulatedRunner):
