@@ -71,7 +71,7 @@ def test_a_killed_search_goes_on_where_it_stopped(amp_track: Callable[..., Done]
     proven = [
         (t.params["precision"], t.params["batch_size"], t.user_attrs["kind"])
         for t in max_batch
-        if t.state is TrialState.COMPLETE
+        if t.state is TrialState.COMPLETE and t.user_attrs["kind"] != "repeat"  # as often as the memory varies
     ]
     assert len(proven) == len(set(proven)), "a probe was repeated"
     assert [trial.params for trial in max_batch[: len(known)]] == known
