@@ -35,6 +35,8 @@ _TRIED_SAMPLES, _MANY_TRIED_SAMPLES = 2, 2048
 """The batch of the first run of a function or a command, and of another one if no DataLoader has shown its batches."""
 _MUCH_LARGER, _NO_GROWTH_BYTES = 256, 2**16
 """If the batch grows by this factor, any training needs more additional memory than this."""
+_LARGER, _GROWTH_BYTES = 3, 2**20
+"""The same where memory has grown by this before: an optimizer step that takes most hides only the first growth."""
 
 
 @interrupted_safely
@@ -202,16 +204,32 @@ def _say_proofs(proven: Mapping[str, PrecisionResult], shown: set[str]) -> None:
 
 
 def _check_growth(job: Job, job_result: JobResult, known: Sequence[tuple[int, JobResult]]) -> None:
-    """Raise BadInput if a much larger batch takes no more memory: the function or command ignores its batch size."""
+    """Raise BadInput if a larger batch takes no more memory.
+
+    A function or command that takes the same at a much larger one ignores its batch size. One whose memory grew before
+    has no more samples.
+    """
     assert job.batch_size is not None
-    for batch_size, smaller in known:
-        growth = (job_result.peak_bytes or 0) - (smaller.peak_bytes or 0)
-        is_much_larger = job.batch_size >= _MUCH_LARGER * batch_size
-        if smaller.fits and job_result.fits and is_much_larger and growth < _NO_GROWTH_BYTES:
+    if not job_result.fits:
+        return
+    smaller = sorted((size, _taken_bytes(each)) for size, each in known if each.fits and size < job.batch_size)
+    for index, (batch_size, taken_bytes) in enumerate(smaller):
+        growth, factor = _taken_bytes(job_result) - taken_bytes, job.batch_size / batch_size
+        if growth < _NO_GROWTH_BYTES and factor >= _MUCH_LARGER:
             raise BadInput(
                 f"{job.workload}: batch {job.batch_size} takes no more memory than batch {batch_size}, so it seems "
                 "to ignore its batch size. Make each step train on batch_size samples."
             )
+        grew = any(taken_bytes - earlier >= _GROWTH_BYTES for _, earlier in smaller[:index])
+        if growth < _NO_GROWTH_BYTES and factor >= _LARGER and grew:
+            raise BadInput(
+                f"{job.workload}: batch {job.batch_size} takes no more memory than batch {batch_size}, so the training "
+                "seems to have fewer samples. Give their number with --max-batch-size."
+            )
+
+
+def _taken_bytes(job_result: JobResult) -> int:
+    return job_result.peak_allocated_bytes or job_result.peak_bytes or 0
 
 
 def result_of(

@@ -253,6 +253,16 @@ def test_a_function_whose_memory_does_not_grow_is_rejected_before_anything_is_wr
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_stores", "function_job")
+def test_a_function_whose_memory_stops_growing_has_no_more_samples() -> None:
+    settings = {"memory_budget": "256MiB", "precision": "fp32"}
+    with pytest.raises(BadInput, match=r"seems to have fewer samples\. Give their number with --max-batch-size"):
+        amp_track.max_batch("functions:slices_its_data", **settings)
+    found = amp_track.max_batch("functions:slices_its_data", **settings, max_batch_size=100)
+    assert found.max_batch == {"fp32": 100}
+
+
 @pytest.mark.nightly
 def test_the_max_batch_of_a_function_is_found_and_called(function_job: FunctionJob, tmp_path: Path) -> None:
     stores = {"storage": f"sqlite:///{tmp_path}/optuna.db", "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}

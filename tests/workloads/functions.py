@@ -328,6 +328,11 @@ def ignores_its_batch_size(batch_size: int, precision: str) -> Iterator[None]:
     return generator(16, precision)
 
 
+def slices_its_data(batch_size: int, precision: str) -> Iterator[None]:
+    """Without a DataLoader: a batch has at most all of its 100 images."""
+    return generator(min(batch_size, 100), precision)
+
+
 def needs_a_library(batch_size: int, precision: str) -> None: ...
 
 
