@@ -214,17 +214,15 @@ def _check_growth(job: Job, job_result: JobResult, known: Sequence[tuple[int, Jo
         return
     smaller = sorted((size, _taken_bytes(each)) for size, each in known if each.fits and size < job.batch_size)
     for index, (batch_size, taken_bytes) in enumerate(smaller):
-        growth, factor = _taken_bytes(job_result) - taken_bytes, job.batch_size / batch_size
-        if growth < _NO_GROWTH_BYTES and factor >= _MUCH_LARGER:
+        if _taken_bytes(job_result) - taken_bytes >= _NO_GROWTH_BYTES:
+            continue
+        factor = job.batch_size / batch_size
+        no_more = f"{job.workload}: batch {job.batch_size} takes no more memory than batch {batch_size}, so"
+        if factor >= _MUCH_LARGER:
+            raise BadInput(f"{no_more} it seems to ignore its batch size. Make each step train on batch_size samples.")
+        if factor >= _LARGER and any(taken_bytes - earlier >= _GROWTH_BYTES for _, earlier in smaller[:index]):
             raise BadInput(
-                f"{job.workload}: batch {job.batch_size} takes no more memory than batch {batch_size}, so it seems "
-                "to ignore its batch size. Make each step train on batch_size samples."
-            )
-        grew = any(taken_bytes - earlier >= _GROWTH_BYTES for _, earlier in smaller[:index])
-        if growth < _NO_GROWTH_BYTES and factor >= _LARGER and grew:
-            raise BadInput(
-                f"{job.workload}: batch {job.batch_size} takes no more memory than batch {batch_size}, so the training "
-                "seems to have fewer samples. Give their number with --max-batch-size."
+                f"{no_more} the training seems to have fewer samples. Give their number with --max-batch-size."
             )
 
 
