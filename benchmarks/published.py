@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,12 +219,17 @@ WRITE_UPS = [
 ]
 
 
-def measure(device: str, repeats: int) -> dict[str, Any]:
+def measure(device: str, repeats: int) -> int:
+    """Write the rows of each write-up as soon as it is measured. Return the number of claims."""
     mlp_file = Bench.workload("mlp")
     found = JobRunner(mlp_file).inspect(Job(workload=mlp_file, device=device))
-    bench = Bench(device, found.hardware.kind, repeats)
-    rows = {item.title: [dataclasses.asdict(row) for row in item.rows(bench)] for item in WRITE_UPS}
-    return provenance(found) | {"kind": found.hardware.kind, "n": repeats, "rows": rows}
+    bench, rows = Bench(device, found.hardware.kind, repeats), {}
+    for item in WRITE_UPS:
+        print(item.title, file=sys.stderr, flush=True)
+        rows[item.title] = [dataclasses.asdict(row) for row in item.rows(bench)]
+        result = provenance(found) | {"kind": found.hardware.kind, "n": repeats, "rows": rows}
+        write(f"published-{device.replace(':', '')}", result)
+    return sum(map(len, rows.values()))
 
 
 def main() -> None:
@@ -231,9 +237,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, … (default cpu)")
     parser.add_argument("--repeats", type=int, default=3, help="trainings per claim, with different seeds (default 3)")
     arguments = parser.parse_args()
-    result = measure(arguments.device, arguments.repeats)
-    write(f"published-{arguments.device.replace(':', '')}", result)
-    print(f"{sum(map(len, result['rows'].values()))} claims; `make docs` shows them")
+    print(f"{measure(arguments.device, arguments.repeats)} claims; `make docs` shows them")
 
 
 if __name__ == "__main__":
