@@ -446,6 +446,10 @@ def test_a_real_limit_is_explained(precision: str, tmp_path: Path) -> None:
 def cuda_watch(cuda: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Train on a GPU within 512 MiB until an allocation fails, and return the watch."""
     monkeypatch.chdir(tmp_path)
+    # A workspace of an earlier test may lie in a large segment, and then what is left of that is of little use.
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(512 * MIB / torch.cuda.get_device_properties(cuda).total_memory)
     model = nn.Sequential(nn.Linear(64, 8192), nn.Tanh(), nn.Linear(8192, 4)).to(cuda)
     optimizer = torch.optim.Adam(model.parameters())
