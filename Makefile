@@ -68,7 +68,7 @@ benchmark: $(VENV)/installed-peers  ## what tracking, a server, a fresh process 
 	$(BIN)/python -m benchmarks.input_pipeline
 
 published: $(VENV)/installed  ## the five published experiments: claimed and measured, into benchmarks/results/
-	$(BIN)/python -m benchmarks.published
+	$(BIN)/python -m benchmarks.published $(ARGS)
 
 finders: $(VENV)/installed-peers  ## finders of the largest batch against each other, into benchmarks/results/
 	$(BIN)/python -m benchmarks.finders $(ARGS)

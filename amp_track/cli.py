@@ -50,7 +50,14 @@ class _PlainHelp:
 
 
 class _Command(_PlainHelp, TyperCommand):
-    pass
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reject a flag that is given more than once: typer keeps the last value, without a word."""
+        given = self.make_parser(ctx).parse_args(args=list(args))[-1]
+        for flag in given:
+            if given.count(flag) > 1 and not (flag.multiple or flag.is_flag or flag.param_type_name == "argument"):
+                raise BadInput(f"{flag.opts[0]} is given more than once. If it takes several values, use commas: a,b.")
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
 
 
 class _Group(_PlainHelp, TyperGroup):
@@ -479,7 +486,7 @@ def _check_takes_scripts(arguments: Sequence[str]) -> None:
     has_script = any("{batch_size}" in word for word in arguments) or "-- python" in " ".join(arguments)
     if has_script and arguments[0] in ("train", "search", "compare", "plan", "dtypes", "explain"):
         raise BadInput(
-            f"{arguments[0]} needs a Workload (docs/your-own-workload.md); only max-batch takes a script. Use it, "
+            f"{arguments[0]} needs a Workload; only max-batch takes a script. Use it, "
             "or write a Workload to start from: amp-track init mine.py."
         )
     if has_script and arguments[0] == "max-batch" and "--" not in arguments:

@@ -27,11 +27,11 @@ class Run:
     answers: dict[str, int | None]
     errors: dict[str, str] = field(default_factory=dict)
     probes: dict[str, int] = field(default_factory=dict)
+    processes: dict[str, int] = field(default_factory=dict)
+    """In how many fresh processes the answer ran."""
     command_seconds: float
     proof_seconds: float | None = None
     """From the start of the command to the proof of its last answer; None for a finder that proves nothing."""
-    search_seconds: float | None = None
-    """Without start, imports and data, as other finders report it."""
     plan_seconds: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
@@ -51,8 +51,7 @@ class Row:
     """The runs of one finder on one model, at one or several precisions in a command."""
 
     model: str
-    device: str
-    budget_mib: int | None
+    budget_mib: int
     precisions: tuple[str, ...]
     finder: str
     runs: tuple[Run, ...]
@@ -64,12 +63,8 @@ class Row:
         return self.model, self.budget_mib, self.precisions, self.finder
 
     @property
-    def within(self) -> str:
-        return f"{self.budget_mib} MiB" if self.budget_mib else "all GPU memory"
-
-    @property
     def title(self) -> str:
-        return f"{self.model} {', '.join(self.precisions)}, {self.within}"
+        return f"{self.model} {', '.join(self.precisions)}, {self.budget_mib} MiB"
 
     @property
     def answering(self) -> list[Run]:
@@ -154,6 +149,7 @@ def _figures(rows: Sequence[Row], ours: Sequence[Row], aim: float) -> dict[str, 
         "ratios": found,
         "ratio_median": statistics.median(found.values()) if found else None,
         "ratio_largest": max(found.values(), default=None),
+        "processes": sorted({count for row in ours for run in row.answering for count in run.processes.values()}),
         "aim_median": aim,
         "never_above": NEVER_ABOVE,
     }
@@ -170,7 +166,7 @@ def sentences(figures: dict[str, Any]) -> str:
     text = (
         f"exact in {figures['exact']} of {figures['cases']} cases ({figures['exact_runs']} of {figures['runs']} runs), "
         f"and in {figures['agreeing']} the same in all runs; {figures['probes_median']:g} probes in the median, "
-        f"{figures['probes_most']} at most."
+        f"{figures['probes_most']} at most; each max batch ran in {_distinct(figures['processes'])} fresh processes."
     )
     if figures["ratios"]:
         text += (

@@ -13,7 +13,8 @@ Other finders run three training steps per trial. Probes of amp-track run two or
 the end of the epoch. Then one fresh process trains an epoch at each answer, and another at the answer plus one, unless
 a larger batch has run. The answer is exact if the first completes and the second does not.
 
-Writes benchmarks/results/finders-<device>.json, for `--beside N` finders-<device>-beside-<N>.json, and prints tables.
+Writes benchmarks/results/finders-cpu.json, for `--beside N` finders-cpu-beside-<N>.json, and prints tables. On a GPU,
+the stage max_batch of `make gpu` compares with Lightning.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ from benchmarks.finder_results import (
     several_table,
     summary,
 )
-from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
+from benchmarks.peers import PEERS, Case, in_own_process, peer_command
 from benchmarks.processes import busy_loops
 from benchmarks.provenance import RESULTS, provenance, versions, write
 from benchmarks.trial_phases import end_of_proof, seconds_by_part, seconds_by_phase, timed_trials
 
 BUDGETS_MIB = {"Cnn": 512, "Transformer": 256, "Lstm": 128, "UNet": 512, "ResNet18": 512}
 """Budgets on a CPU: the max batches are one to a few hundred samples, which a laptop trains in seconds."""
-COMMANDS = {"cpu": "fp32,bf16,fp32+amp+bf16", "cuda": "fp32,tf32,amp,bf16,fp32+amp+bf16"}
-"""The precisions of each command, by device."""
+COMMANDS = "fp32,bf16,fp32+amp+bf16"
+"""The precisions of each command."""
 CONVOLUTIONAL = ("Cnn", "UNet", "ResNet18")
 CONVOLUTIONAL_COMMANDS = "fp32,bf16,fp32+bf16"
-"""On a CPU, float16 convolutions are emulated: the backward pass of Cnn takes 5.0 s for a batch of 32, and 0.07 s in
+"""Float16 convolutions are emulated: the backward pass of Cnn takes 5.0 s for a batch of 32, and 0.07 s in
 float32 (Intel Xeon with avx512_fp16, torch 2.14.1). So fp32 and bf16 share a command there."""
 
 
@@ -81,6 +82,7 @@ def run_ours(cases: Sequence[Case]) -> Run:
             name: why for name, each in found.items() if (why := each.get("why_unsupported") or each.get("skipped"))
         },
         probes={name: each["probes"] for name, each in found.items() if "probes" in each},
+        processes={name: each["runs_at_max_batch"] for name, each in found.items() if "probes" in each},
         command_seconds=seconds,
         proof_seconds=end_of_proof(trials) - started,
         plan_seconds=result["plan_seconds"],
@@ -99,7 +101,6 @@ def run_peer(case: Case, finder: str) -> Run:
         errors={case.precision: result["error"]} if result["error"] else {},
         probes={case.precision: result.get("probes", 0)},
         command_seconds=seconds,
-        search_seconds=result.get("search_seconds"),
     )
 
 
@@ -128,7 +129,7 @@ class Checker:
 
 
 def compare(
-    model: str, budget_mib: int | None, device: str, commands: Sequence[tuple[str, ...]],
+    model: str, budget_mib: int, commands: Sequence[tuple[str, ...]],
     *, finders: Sequence[str], repeats: int, say: Callable[[str], None],
 ) -> list[Row]:  # fmt: skip
     """Run the finders on one model in turns, every other turn in reverse order, and check their answers."""
@@ -143,16 +144,16 @@ def compare(
         for precisions, finder in all_runs if turn % 2 == 0 else reversed(all_runs):
             if turn and finder not in (OURS, LIGHTNING):
                 continue
-            cases = [Case(model, precision, budget_mib, device) for precision in precisions]
+            cases = [Case(model, precision, budget_mib, "cpu") for precision in precisions]
             run = run_ours(cases) if finder == OURS else run_peer(cases[0], finder)
             runs[precisions, finder].append(run)
             times = f"{run.answer_seconds:.1f} of {run.command_seconds:.1f} s"
             say(f"  {finder} {','.join(precisions)}: {run.answers} {times} {run.errors or ''}")
     rows = [
-        Row(model=model, device=device, budget_mib=budget_mib, precisions=key[0], finder=key[1], runs=tuple(runs[key]))
+        Row(model=model, budget_mib=budget_mib, precisions=key[0], finder=key[1], runs=tuple(runs[key]))
         for key in all_runs
     ]
-    checks = {name: _checks(Case(model, name, budget_mib, device), rows) for name in set(itertools.chain(*commands))}
+    checks = {name: _checks(Case(model, name, budget_mib, "cpu"), rows) for name in set(itertools.chain(*commands))}
     return [
         dataclasses.replace(
             row,
@@ -171,7 +172,7 @@ def _checks(case: Case, rows: Sequence[Row]) -> dict[int, tuple[str, str]]:
 
 def keep(file: Path, rows: list[Row], *, beside: int) -> None:
     """Store rows. Those of other models, precisions and finders stay."""
-    one = Job(workload="benchmarks.models:Cnn", device=rows[0].device)
+    one = Job(workload="benchmarks.models:Cnn", device="cpu")
     result = provenance(JobRunner(one.workload).inspect(one)) | {"beside": beside}
     result["versions"] |= versions("lightning", "accelerate", "timm", "optuna")
     if file.exists():
@@ -188,17 +189,16 @@ def _order(precisions: tuple[str, ...]) -> list[int]:
     return [PRECISIONS.index(name) for name in precisions]
 
 
-def result_file(device: str, beside: int = 0) -> Path:
-    return RESULTS / f"finders-{device.replace(':', '')}{f'-beside-{beside}' if beside else ''}.json"
+def result_file(beside: int = 0) -> Path:
+    return RESULTS / f"finders-cpu{f'-beside-{beside}' if beside else ''}.json"
 
 
-def _default_commands(model: str, device: str) -> str:
-    return CONVOLUTIONAL_COMMANDS if device == "cpu" and model in CONVOLUTIONAL else COMMANDS[device]
+def _default_commands(model: str) -> str:
+    return CONVOLUTIONAL_COMMANDS if model in CONVOLUTIONAL else COMMANDS
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument(
         "--repeats", type=int, default=3, help="runs of amp-track and of Lightning's binsearch (default 3)"
     )
@@ -212,19 +212,17 @@ def main() -> None:
     parser.add_argument("--beside", type=int, default=0, metavar="N", help="run N busy loops meanwhile (default 0)")
     parser.add_argument("--table", action="store_true", help="print the tables of stored results without measuring")
     arguments = parser.parse_args()
-    file = result_file(arguments.device, arguments.beside)
+    file = result_file(arguments.beside)
     for model in arguments.models.split(",") if not arguments.table else []:
-        asked = arguments.precisions or _default_commands(model, arguments.device.partition(":")[0])
+        asked = arguments.precisions or _default_commands(model)
         commands = [tuple(each.split("+")) for each in asked.split(",")]
-        for budget in [BUDGETS_MIB[model]] if arguments.device == "cpu" else GPU_BUDGETS_MIB:
-            print(model, budget or "whole device", file=sys.stderr)
-            with busy_loops(arguments.beside):
-                rows = compare(
-                    model, budget, arguments.device, commands,
-                    finders=arguments.finders.split(","), repeats=arguments.repeats,
-                    say=lambda line: print(line, file=sys.stderr, flush=True),
-                )  # fmt: skip
-            keep(file, rows, beside=arguments.beside)
+        print(model, BUDGETS_MIB[model], file=sys.stderr)
+        with busy_loops(arguments.beside):
+            rows = compare(
+                model, BUDGETS_MIB[model], commands, finders=arguments.finders.split(","), repeats=arguments.repeats,
+                say=lambda line: print(line, file=sys.stderr, flush=True),
+            )  # fmt: skip
+        keep(file, rows, beside=arguments.beside)
     result = json.loads(file.read_text())
     rows = ROWS.validate_python(result["rows"])
     print(

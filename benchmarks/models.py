@@ -198,7 +198,7 @@ class ResNet18(_Classifier):
     """torchvision's, on 3×64×64 images."""
 
     batch_size: int = 8
-    samples: int = 512
+    samples: int = 2048
     eval_samples: int = 64
 
     def shape(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 AFTER_THE_PROOF = ("timing", "headroom", "typical", "eval")
 """Kinds of trials that run when the max batch is proven, to recommend a batch or to measure more."""
 PHASES = ("start", "probes", "confirmation", "repeats", "timing", "end")
-PARTS = ("process and stores", "model, data, evaluation", "steps", "failing trials")
+PARTS = ("process and stores", "model, data, end of epoch", "steps", "failing trials")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def seconds_by_part(trials: Sequence[TimedTrial]) -> dict[str, float]:
             seconds["failing trials"] += trial.ended - began
             continue
         seconds["process and stores"] += trial.ended - began - trial.job_seconds
-        seconds["model, data, evaluation"] += trial.job_seconds - trial.train_seconds
+        seconds["model, data, end of epoch"] += trial.job_seconds - trial.train_seconds
         seconds["steps"] += trial.train_seconds
     return dict(seconds)
 

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import typer.main
@@ -35,8 +37,6 @@ from amp_track.config.cli_params import Flag  # noqa: E402
 from amp_track.config.commands import FLAGS  # noqa: E402
 from amp_track.config.precisions import BY_NAME  # noqa: E402
 from amp_track.records import errors  # noqa: E402
-from amp_track.records.result import JobStatus  # noqa: E402
-from amp_track.records.units import format_bytes  # noqa: E402
 from benchmarks import (  # noqa: E402
     finder_results,
     growth,
@@ -53,13 +53,13 @@ from benchmarks import (  # noqa: E402
 from benchmarks.faults import faults  # noqa: E402
 from benchmarks.faults import results as fault_results  # noqa: E402
 from benchmarks.gpu import stages, tables  # noqa: E402
-from benchmarks.gpu.results import read_rows  # noqa: E402
 
 COMMANDS = tuple(FLAGS)
 _JSON = (
     ("`train`", "results/train.py", "TrainResult", ("as_json",)),
     ("`max-batch`", "results/max_batch.py", "MaxBatchResult", ("as_json",)),
     ("· each of its `precisions`", "results/max_batch.py", "PrecisionResult", ("as_json",)),
+    ("· of `max-batch` also", "results/max_batch.py", "MaxBatchResult", ("_precision_as_json",)),
     ("`search`: as `max-batch`, and", "results/search.py", "SearchResult", ("as_json",)),
     ("`compare`", "results/compare.py", "CompareResult", ("as_json",)),
     ("· each of its `rows`", "results/compare.py", "CompareResult", ("row",)),
@@ -211,6 +211,17 @@ def gpu_tables() -> None:
     print(found or "*Not measured: no machine with a GPU has left rows yet.*")
 
 
+def gpu_answer() -> None:
+    """Print the max batches that `amp-track max-batch` found on a GPU, and the smallest batches of full speed."""
+    (file,) = provenance.RESULTS.glob("gpu/*/cifar10.json")
+    rows = [
+        [name, *(f"{found[key]:,.0f}" for key in ("predicted", "max_batch", "efficient_batch")),
+         f"{median(found['readings'][str(found['efficient_batch'])]):,.0f}"]
+        for name, found in json.loads(file.read_text())["precisions"].items()
+    ]  # fmt: skip
+    _print_table(["precision", "predicted", "max batch", "efficient batch", "its samples/s"], rows)
+
+
 def extras() -> None:
     """Print the extras of pyproject.toml that people install, with their use."""
     found = re.findall(r"^(\w+) = \[ # people: (.+)$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
@@ -249,30 +260,19 @@ def precision_names() -> None:
 
 
 def published_tables() -> None:
-    """Print each claim of the published write-ups with its measurement, for every device that was measured."""
-    on_gpus = _claims_on_gpus()
-    for file in sorted(provenance.RESULTS.glob("published-*.json")):
-        result = json.loads(file.read_text())
-        rows = []
-        for title, of_title in result["rows"].items():
-            rows.append([f"**{title}**", "", ""])
-            for row in of_title:
-                measured = on_gpus.get(row["claim"], row["measured"]) if not row["ratio"] else row["measured"]
-                rows.append([row["claim"], measured, row["ratio"] or "–"])
-        _print_table(["claim", "measured here", "measured / claimed"], rows)
+    """Print each claim of the published write-ups with its measurement on each device."""
+    results = [json.loads(file.read_text()) for file in sorted(provenance.RESULTS.glob("published-*.json"))]
+    devices = [result["device"].partition(" (")[0] for result in results]
+    rows = []
+    for title in results[0]["rows"]:
+        rows.append([f"**{title}**", *[""] * (len(results) + 1)])
+        by_claim = [{row["claim"]: row for row in result["rows"][title]} for result in results]
+        for claim in dict.fromkeys(itertools.chain(*sorted(by_claim, key=len, reverse=True))):
+            found = [rows_of_device.get(claim, {"measured": "–", "ratio": ""}) for rows_of_device in by_claim]
+            rows.append([claim, *(row["measured"] for row in found), found[-1]["ratio"] or "–"])
+    _print_table(["claim", *devices, f"{devices[-1]} / claimed"], rows)
+    for result in results:
         print(f"\n*{provenance.sentence(result, 'torch', 'torchvision')}, n={result['n']}: mean (lowest–highest)*")
-
-
-def _claims_on_gpus() -> dict[str, str]:
-    """Return what a GPU measured of the claims about memory that no CPU can."""
-    measured = {}
-    for file in sorted(provenance.RESULTS.glob("gpu/*/caltech256.jsonl")):
-        for row in read_rows(file):
-            of_row, device = row.values, row.provenance["device"].partition(" (")[0]
-            size_bytes = of_row["peak_bytes" if of_row["status"] == JobStatus.FITS else "requested_bytes"]
-            what = "fits in" if of_row["status"] == JobStatus.FITS else "runs out of memory, asking for"
-            measured[row.key] = f"{what} {format_bytes(size_bytes)} ({device}, 6 GiB emulated, n={row.n})"
-    return measured
 
 
 def command_page(name: str) -> str:

@@ -350,8 +350,8 @@ class Request:
         named = [name for name in precisions if name != REFERENCE]
         if named and self.job.command and not self.job.command_takes_precision:
             raise BadInput(
-                f"--precision: got {', '.join(named)}, but the command has no {{precision}}. docs/any-training.md says "
-                "how to add it."
+                f"--precision: got {', '.join(named)}, but the command has no {{precision}}. Write it where the script "
+                "takes its precision: python train.py --batch-size {batch_size} --precision {precision}"
             )
         if self.job.precision_words and self.job.command and not self.job.command_takes_precision:
             raise BadInput(

@@ -96,7 +96,7 @@ def fit(batch_size: int, precision: str, device: str, module: str, data: str, tr
     made = pl.Trainer(**settings, **_trainer_flags(trainer, settings))
     made.fit(
         source.called(module, written_as="a class or a function without required arguments"),
-        datamodule=source.called(data, batch_size, written_as="def make_data(batch_size)"),
+        datamodule=source.called(data, batch_size=batch_size, written_as="def make_data(batch_size)"),
     )
 
 

@@ -71,7 +71,8 @@ def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
             "report_to": [],
             "disable_tqdm": True,
         }
-        made = source.called(trainer, batch_size, arguments, written_as="def make_trainer(batch_size, arguments)")
+        written_as = "def make_trainer(batch_size, arguments)"
+        made = source.called(trainer, batch_size=batch_size, arguments=arguments, written_as=written_as)
         made.remove_callback(PrinterCallback)  # it prints a line per probe
         made.train()
 

@@ -25,7 +25,7 @@ from amp_track.report.wording import (
     tied,
 )
 from amp_track.results import compare as comparison
-from amp_track.results.compare import Cell, CompareResult, Speed, judge, pays_from
+from amp_track.results.compare import Cell, CompareResult, Speed, pays_from
 
 _SHORT_SECONDS = 1.0
 """The speed of a shorter training is unreliable: other load on the machine distorts it."""
@@ -95,22 +95,24 @@ def answers(result: CompareResult) -> list[str]:
 
 
 def _answer(result: CompareResult, precision: str) -> str:
-    speedups = result.speedups(precision)
-    known = [(result.at(value), speedup) for value, speedup in zip(result.values, speedups, strict=True) if speedup]
+    speedups, verdicts = result.speedups(precision), result.verdicts(precision)
+    all_values = zip(map(result.at, result.values), speedups, verdicts, strict=True)
+    known = [(where, speedup, verdict) for where, speedup, verdict in all_values if speedup and verdict]
     if not known:
         return f"{precision} cannot be compared with {REFERENCE}: they completed no training in common"
-    at_last, of_last = known[-1]
+    at_last, of_last, last = known[-1]
     if len(result.values) == 1:
         at = f" at {at_last}" if at_last else ""
-        if judge(of_last) is Speed.SAME:
+        if last is Speed.SAME:
             return f"{precision} is as fast as {REFERENCE}{at} ({of_last:.2f} ×, within 3 %)"
-        return f"{precision} is {judge(of_last)} than {REFERENCE}{at} ({of_last:.2g} ×)"
-    faster = [(where, speedup) for where, speedup in known if judge(speedup) is Speed.FASTER]
+        why = ": the readings of the seeds overlap" if last is Speed.UNCLEAR else ""
+        return f"{precision} is {last} than {REFERENCE}{at} ({of_last:.2g} ×){why}"
+    faster = [(where, speedup) for where, speedup, verdict in known if verdict is Speed.FASTER]
     if comparison.as_numbers(result.values) is None:
         where = f"faster than {REFERENCE} at {_listed(faster)}" if faster else f"never faster than {REFERENCE}"
-        rest = [each for each in known if each not in faster]
+        rest = [(where, speedup) for where, speedup, _ in known if (where, speedup) not in faster]
         return f"{precision} is {where}" + (f", not at {_listed(rest)}" if rest else "")
-    start = pays_from(speedups)
+    start = pays_from(verdicts)
     if start is not None:
         up_to = "" if speedups[-1] is not None else f", up to {at_last}, the last value at which both fit"
         first, of_first = result.at(result.values[start]), speedups[start]
@@ -118,8 +120,10 @@ def _answer(result: CompareResult, precision: str) -> str:
         return f"{precision} is faster than {REFERENCE} from {first} on ({of_first:.2g} ×{more}){up_to}"
     if faster:
         return f"{precision} is faster than {REFERENCE} at {_listed(faster)} only, up to {at_last} ({of_last:.2g} ×)"
-    if all(judge(speedup) is Speed.SAME for _, speedup in known):
+    if all(verdict is Speed.SAME for _, _, verdict in known):
         return f"{precision} is as fast as {REFERENCE} (within 3 %), up to {at_last}"
+    if all(verdict in (Speed.SAME, Speed.UNCLEAR) for _, _, verdict in known):
+        return f"{precision} is {Speed.UNCLEAR} than {REFERENCE}, up to {at_last}: the readings of the seeds overlap"
     return f"{precision} is never faster than {REFERENCE}, up to {at_last} ({of_last:.2g} ×)"
 
 

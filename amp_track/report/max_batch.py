@@ -146,7 +146,7 @@ def _few_steps(result: MaxBatchResult) -> list[str]:
     batch = f"{choice.batch_size:,}" + (f" × {choice.batches_per_step}" if choice.batches_per_step > 1 else "")
     return [
         f"Few optimizer steps: at batch {batch} an epoch {before}, so the model may stay undertrained. "
-        f"To avoid that, {cure} (docs/learning-rate.md)."
+        f"To avoid that, {cure}."
     ]
 
 
@@ -208,13 +208,13 @@ def confirmation_notes(result: MaxBatchResult) -> list[str]:
     single = {
         name: found.max_batch.batch_size
         for name, found in result.precisions.items()
-        if found.confirmation is not None and found.confirmation.steps == 1 and not _is_cut_short(found)
+        if _has_one_full_step(result, found) and not _is_cut_short(found)
     }
     if single:
         listed = ", ".join(f"{name} at batch {batch:,}" for name, batch in single.items())
         lines.append(
-            f"Only one optimizer step confirms the max batch ({listed}). A training with more steps or epochs may need "
-            "more memory: search with them."
+            f"Only one full optimizer step confirms the max batch ({listed}). A training with more steps or epochs may "
+            "need more memory: search with them."
         )
     runs = [result.precisions[name].runs_at_max_batch for name in result.max_batch]
     if min(runs, default=1) > 1:
@@ -224,6 +224,13 @@ def confirmation_notes(result: MaxBatchResult) -> list[str]:
     if result.headroom_bytes:
         lines.append(f"--headroom keeps {format_bytes(result.headroom_bytes)} of the budget free at each max batch.")
     return lines
+
+
+def _has_one_full_step(result: MaxBatchResult, found: PrecisionResult) -> bool:
+    """Return whether the confirmation run had one step of full batches, and at most a smaller one after it."""
+    steps = found.confirmation.steps if found.confirmation is not None else 0
+    step_samples = found.max_batch.batch_size * result.asked.nproc * result.asked.grad_accum
+    return steps == 1 or (steps == 2 and 2 * step_samples > (result.training_samples or 0) > 0)
 
 
 def _varying_memory(result: MaxBatchResult) -> str:

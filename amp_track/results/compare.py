@@ -24,6 +24,8 @@ _LARGEST = 1e300
 
 class Speed(StrEnum):
     FASTER = "faster"
+    UNCLEAR = "not clearly faster or slower"
+    """The readings of the two overlap by more than their means differ: they would change places in another run."""
     SAME = "no difference"
     SLOWER = "slower"
 
@@ -35,16 +37,16 @@ def judge(speedup: float) -> Speed:
     return Speed.SLOWER if speedup < NO_SLOWER else Speed.SAME
 
 
-def pays_from(speedups: Sequence[float | None]) -> int | None:
+def pays_from(verdicts: Sequence[Speed | None]) -> int | None:
     """Return the index from which on a precision is faster at every value where both ran; None if there is none.
 
-    `speedups` are samples/s over the reference's, by ascending value of the option; None if one of the two did not run.
+    `verdicts` are by ascending value of the option; None if one of the two did not run.
     """
     start = None
-    for place, speedup in enumerate(speedups):
-        if speedup is not None and judge(speedup) is not Speed.FASTER:
+    for place, verdict in enumerate(verdicts):
+        if verdict is not None and verdict is not Speed.FASTER:
             start = None
-        elif speedup is not None and start is None:
+        elif verdict is not None and start is None:
             start = place
     return start
 
@@ -88,6 +90,11 @@ class Cell:
     @property
     def samples_per_second(self) -> float | None:
         return self._mean("samples_per_second")
+
+    @property
+    def speeds(self) -> list[float]:
+        """Samples per second of each training."""
+        return self._measured("samples_per_second")
 
     @property
     def train_seconds(self) -> float | None:
@@ -194,6 +201,19 @@ class CompareResult(Shown):
 
     def speedups(self, precision: str) -> list[float | None]:
         return [self.ratio(self.cell(value, precision), "samples_per_second") for value in self.values]
+
+    def verdicts(self, precision: str) -> list[Speed | None]:
+        """Return whether a precision is faster than the reference at each value; None if one of the two did not run."""
+        return [
+            None if speedup is None else self._verdict(self.cell(value, precision), speedup)
+            for value, speedup in zip(self.values, self.speedups(precision), strict=True)
+        ]
+
+    def _verdict(self, cell: Cell, speedup: float) -> Speed:
+        own, reference = cell.speeds, self.cell(cell.value, REFERENCE).speeds
+        overlap = min(max(own), max(reference)) >= max(min(own), min(reference))
+        found = judge(speedup)
+        return Speed.UNCLEAR if overlap and found is not Speed.SAME else found
 
     def seeds_at(self, value: str) -> SeedsResult:
         trainings = tuple(training for cell in self.cells if cell.value == value for training in cell.trainings)

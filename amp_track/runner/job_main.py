@@ -27,6 +27,8 @@ def run(
 
     Only rank 0 sends events. After a kill, the device may still hold memory of the previous process.
     """
+    import torch._dynamo  # otherwise the first optimizer step may import it: 250 MiB within the budget  # noqa: F401
+
     device = None
     phase = "start"
     try:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from amp_track.batch_search import recommended_batch
 from amp_track.batch_search.search import Limit
 from amp_track.config.job import Job, loads_in_its_own_process, steps_per_epoch, total_steps
 from amp_track.memory_plan import gpus
@@ -29,8 +30,6 @@ _RECOMMENDED_PART = 0.95
 exact, so it may take all."""
 _ACCUMULATED_BATCHES = 2
 """Two are enough to measure accumulation: gradients stay in memory while the next batch runs."""
-_SPEED_READINGS = 3
-"""Readings of the speed of a batch that may be recommended, in one process: its start takes longer than a reading."""
 _LEAST_SECONDS = 5.0
 """A confirmation run takes at most this time or as long as the probes together, unless `--confirm-steps` asks for more.
 """
@@ -167,10 +166,10 @@ def _readings_of(session: Session, proposal: Proposal, *, recommends: bool) -> i
     A function or a script makes its own steps, which cannot be repeated, so some are timed.
     """
     if proposal.kind == "timing":
-        return _SPEED_READINGS
+        return recommended_batch.READINGS  # in one process: its start takes longer than a reading
     on_accelerator = session.inspection.hardware.kind != "cpu" and session.inspection.kind == "workload"
     are_timed_later = recommends and session.request.max_batch_options.confirm_steps != 0
-    return 0 if on_accelerator and proposal.kind in ("probe", "headroom") and are_timed_later else 1
+    return 0 if on_accelerator and are_timed_later and proposal.kind not in ("repeat", "multiple") else 1
 
 
 class Plans:

@@ -36,7 +36,6 @@ from amp_track.study.max_batch_jobs import (
     best_speed,
     by_precision,
     done_jobs,
-    is_exact,
     largest_with_headroom,
     read_claim,
     size_ratio,
@@ -437,7 +436,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             at_max_batch = next(probe for probe in known if probe.batch_size == step.batch_size)
             return Proposal(precision, step.batch_size, "confirm", "confirmation run", at_max_batch.peak_bytes)
         peaks = [probe.peak_bytes for probe in (*short, *long) if probe.batch_size == step.batch_size and probe.fits]
-        if not step.batch_size or not self._needs_repeat(done, precision, peaks):
+        if not step.batch_size or not _needs_repeat(done[precision], peaks):
             return step
         return Proposal(precision, step.batch_size, "repeat", "repeat, because memory may vary", peaks[0])
 
@@ -447,19 +446,6 @@ class BatchSampler(optuna.samplers.BaseSampler):
         less_bytes = memory.needed_bytes(batch_size) - 1
         larger = range(batch_size + 1, batch_size + 1 + self.goal.beyond)
         return not any(memory.fits(each, less_bytes) for each in larger)
-
-    def _needs_repeat(self, done: Mapping[str, list[Done]], precision: str, peaks: Sequence[int | None]) -> bool:
-        """Return whether a max batch should run once more; `peaks` is the memory of its runs that fitted.
-
-        Two runs that took the same memory to the byte are enough, and one if all repeated runs of the precision did;
-        oneDNN's bfloat16 kernels vary where its float32 ones do not. Memory that varies takes more runs to tell whether
-        it always fits.
-        """
-        if len(peaks) >= _MOST_RUNS_AT_THE_MAX_BATCH:
-            return False
-        if any(job.kind == "repeat" and not job.fits for job in done[precision]):
-            return True
-        return not (is_exact(done[precision]) if len(peaks) == 1 else _has_equal(peaks))
 
     def _hint(self, done: Mapping[str, list[Done]], precision: str) -> Hint:
         """Return the first batch: from a memory plan, another precision's max batch, or the goal's."""
@@ -540,10 +526,15 @@ def _first_failure(probes: Iterable[Probe]) -> int:
     return min((probe.batch_size for probe in probes if not probe.fits), default=sys.maxsize)
 
 
-def _has_equal(peaks: Sequence[int | None]) -> bool:
-    """Return whether two runs of one batch took the same memory to the byte."""
+def _needs_repeat(done: Iterable[Done], peaks: Sequence[int | None]) -> bool:
+    """Return whether a max batch should run once more; `peaks` is the memory of its runs that fitted.
+
+    Two runs that took the same memory to the byte are enough. Memory that varies takes more runs to tell whether it
+    always fits.
+    """
     known = [peak for peak in peaks if peak is not None]
-    return len(set(known)) < len(known)
+    is_same = len(set(known)) < len(known) and all(job.fits for job in done if job.kind == "repeat")
+    return len(peaks) < _MOST_RUNS_AT_THE_MAX_BATCH and not is_same
 
 
 def _as_predicted(running: Iterable[Proposal], kinds: Sequence[str]) -> list[Probe]:

@@ -49,7 +49,7 @@ class Proposal:
     @property
     def includes_the_end(self) -> bool:
         """Whether it runs the end of an epoch, also if the probes leave it to the confirmation run."""
-        return self.kind not in ("probe", "repeat", "timing")
+        return self.kind not in ("probe", "timing")
 
 
 _PROPOSAL = TypeAdapter(Proposal)
@@ -160,16 +160,3 @@ def as_probes(done: Iterable[Done], kinds: Sequence[str]) -> list[Probe]:
         for job in done
         if job.kind in kinds
     ]
-
-
-def is_exact(done: Iterable[Done]) -> bool:
-    """Return whether a batch fitted twice so far, and all runs of a batch took the same memory to the byte, or failed.
-
-    It is usual on a CPU with a budget: its meter and the order of allocations are deterministic.
-    """
-    ends = defaultdict[int, list[tuple[bool, int | None]]](list)
-    for job in done:
-        ends[job.batch_size].append((job.fits, job.job_result.peak_bytes if job.fits else None))
-    repeated = [own for own in ends.values() if len(own) > 1]
-    agree = all(len(set(own)) == 1 and own[0] != (True, None) for own in repeated)
-    return agree and any(fits for (fits, _), *_ in repeated)

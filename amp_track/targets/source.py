@@ -167,14 +167,22 @@ def named_object(reference: str) -> Any:
     return found
 
 
-def called(reference: str, *arguments: Any, written_as: str) -> Any:
-    """Return what the function of `package.module:name` returns. Raises BadInput if it does not take the arguments."""
+def called(reference: str, *, written_as: str, **arguments: Any) -> Any:
+    """Return what the function of `package.module:name` returns, called by name, or by position if its names differ.
+
+    Raises:
+        BadInput: the function does not take the arguments.
+    """
     function = named_object(reference)
+    signature = inspect.signature(function)
     try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError as error:
-        raise BadInput(f"{reference}: {error}. Write it as {written_as}.") from None
-    return function(*arguments)
+        bound = signature.bind(**arguments)
+    except TypeError:
+        try:
+            bound = signature.bind(*arguments.values())
+        except TypeError as error:
+            raise BadInput(f"{reference}: {error}. Write it as {written_as}.") from None
+    return function(*bound.args, **bound.kwargs)
 
 
 def import_ahead(reference: str) -> None:

@@ -233,7 +233,8 @@ class Batches:
     def has_a_second_full_step(self) -> bool:
         """True if the training makes more than one step of full batches."""
         later = self._sizes[self._job.grad_accum :]
-        return self.trains_after_an_evaluation or (self._sizes[0] in later if self._sampler is None else bool(later))
+        has_one = self.trains_after_an_evaluation or (self._sizes[0] in later if self._sampler is None else bool(later))
+        return has_one and self.total_steps > 1
 
     @property
     def has_smaller_batch(self) -> bool:

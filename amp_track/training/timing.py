@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -153,10 +154,12 @@ def make_full_steps(
     agree: Callable[[bool], bool] = lambda decision: decision,
     needs_more: Callable[[], bool] = lambda: False,
     readings: int = 1,
+    most_steps: int = sys.maxsize,
 ) -> FullStepsTiming:
     """Make at least two full steps, if there are two, and enough to time them reliably, `readings` times.
 
-    With 0 readings, make as many as the peak memory needs. Steps before the timing are repeated while `needs_more`.
+    At most `most_steps` are made for one reading. With 0, make as many as the peak memory needs. Steps before the
+    timing are repeated while `needs_more`.
 
     The second step needs more memory than the first even if optimizer state exists: 16 MB of 323 MB, ResNet-18, CPU.
     The first two load their batches, as a training does, because loading needs memory. Then the last batch is repeated:
@@ -174,14 +177,15 @@ def make_full_steps(
         while needs_more():
             cold_seconds += _seconds_of(1, step, train_on, device)
         if not readings:
-            last_seconds = _seconds_of(_UNTIMED_STEPS, step, train_on, device)
+            untimed_steps = min(_UNTIMED_STEPS, most_steps - 2)
+            last_seconds = _seconds_of(untimed_steps, step, train_on, device)
             return FullStepsTiming(
                 train_seconds=cold_seconds + step.seconds + last_seconds,
                 samples_per_second=None,
                 load_seconds=min(loads),
-                cold_samples_per_second=_UNTIMED_STEPS * step.samples / max(last_seconds, 1e-9),
+                cold_samples_per_second=(1 + untimed_steps) * step.samples / (step.seconds + last_seconds),
             )
-        timed_steps, timed_seconds = _repeat(step, train_on, device, agree)
+        timed_steps, timed_seconds = _repeat(step, train_on, device, agree, most_steps - 1)
     seconds = [timed_seconds, *(_seconds_of(timed_steps, step, train_on, device) for _ in range(readings - 1))]
     speeds = tuple(timed_steps * step.samples / max(each, 1e-9) for each in seconds)
     return FullStepsTiming(
@@ -208,7 +212,9 @@ def _loaded_step(parts: Iterator[Part], train_on: TrainOn, device: Device) -> _S
     return made
 
 
-def _repeat(step: _Step, train_on: TrainOn, device: Device, agree: Callable[[bool], bool]) -> tuple[int, float]:
+def _repeat(
+    step: _Step, train_on: TrainOn, device: Device, agree: Callable[[bool], bool], most_steps: int
+) -> tuple[int, float]:
     """Repeat a step until it is timed reliably, and return the number of timed steps and their seconds.
 
     With a queue, steps run in groups that double in size, without synchronizing inside, and only the last group counts,
@@ -216,9 +222,10 @@ def _repeat(step: _Step, train_on: TrainOn, device: Device, agree: Callable[[boo
     """
     in_all = step.seconds
     wanted, most = (_QUEUE_SECONDS, _MOST_QUEUED_STEPS) if device.has_queue else (_SECONDS, _MOST_STEPS)
+    most = min(most, most_steps)
     timed_steps, timed_seconds, made = 1, step.seconds, 1
     while not agree(in_all >= wanted or made >= most):
-        group = 2 * timed_steps if device.has_queue else 1
+        group = min(2 * timed_steps, most - made) if device.has_queue else 1
         seconds = _seconds_of(group, step, train_on, device)
         made += group
         in_all += seconds

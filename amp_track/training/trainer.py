@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -321,6 +322,7 @@ class Trainer:
             needs_more=self._has_skipped_all_steps,
             # Steps that the training does not make may take more memory, as the third one of ResNet-18 in bf16 does.
             readings=min(self._job.speed_readings, max(batches.total_steps - 1, 1)),
+            most_steps=max(batches.total_steps, 2) if self._job.speed_readings <= 1 else sys.maxsize,
         )
         self._note_peak_of_training()
         makes_the_end = self._job.probe_to_the_end or not batches.has_a_second_full_step

@@ -22,7 +22,6 @@ from amp_track.memory_plan import gpus
 from amp_track.records.plan import PlanTask
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.runner import JobRunner
-from benchmarks.claims import GIBIBYTE, SIX_GIBIBYTES, Bench
 from benchmarks.gpu.results import Machine
 from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
 
@@ -60,10 +59,6 @@ class _Jobs:
     def __init__(self, device: str, workload: str) -> None:
         self._device, self._workload, self._runner = device, workload, JobRunner(workload)
         self._inspections: dict[tuple[object, ...], Inspection] = {}
-
-    def training(self, key: str, precision: str, **settings: Any) -> Measurement:
-        run = partial(self.run, precision=precision, **settings)
-        return Measurement(key=key, precision=precision, run=lambda: _values(run()))
 
     def run(self, **settings: Any) -> JobResult:
         """Raises RuntimeError unless the job fits or reaches a limit of the device."""
@@ -113,18 +108,6 @@ class _Jobs:
 def tests(machine: Machine) -> list[Measurement]:
     """Run the tests that need a GPU."""
     return []  # pytest collects them
-
-
-def caltech256(machine: Machine) -> list[Measurement]:
-    """Measure which batches fit 6 GiB, and which allocation fails."""
-    limits: dict[str, Any] = {"memory_budget_bytes": 6 * GIBIBYTE, "steps": 10}
-    if machine.smoke:
-        limits = {"memory_budget_bytes": GIBIBYTE // 8, "steps": 1, "options": (("image_size", "32"),)}
-    jobs, divisor = _Jobs(machine.device, Bench.workload("caltech256")), 64 if machine.smoke else 1
-    return [
-        jobs.training(fact.claim, fact.precision, batch_size=fact.batch_size // divisor, synthetic=True, **limits)
-        for fact in SIX_GIBIBYTES
-    ]
 
 
 def max_batch(machine: Machine) -> list[Measurement]:
@@ -242,36 +225,6 @@ def _compare_steps(machine: Machine, precision: str, compiled: bool) -> dict[str
     return {**found, "waits": waits, "batch_size": batch_size, "rounds": speeds}
 
 
-def sinusoid(machine: Machine) -> list[Measurement]:
-    """Measure time and memory of a ConvModel, to compare with the claims of its write-up."""
-    options = (("size", "32"), ("hidden", "16"), ("steps_per_epoch", "8")) if machine.smoke else ()
-    jobs = _Jobs(machine.device, Bench.workload("sinusoid"))
-    cases = itertools.product(range(1 if machine.smoke else 3), _FP32_FIRST)
-    return [jobs.training(f"seed {seed}: {name}", name, seed=seed, options=options) for seed, name in cases]
-
-
-def sizes(machine: Machine) -> list[Measurement]:
-    """Measure the width from which an MLP is faster in lower precision, and ResNet-50 on CIFAR-10."""
-    widths, batches = ([64, 16], 4) if machine.smoke else ([4096, 16, 64, 256, 1024], 400)
-    size: dict[str, Any] = {"batch_size": 64, "steps": 80}
-    if machine.smoke:
-        size = {"batch_size": 2, "steps": 1, "options": (("image_size", "32"),)}
-    mlp, cifar10 = (_Jobs(machine.device, Bench.workload(name)) for name in ("mlp", "cifar10"))
-
-    def compare() -> dict[str, Any]:
-        bench, vary = Bench(machine.device, machine.kind, 1), ("width", ("16", str(widths[0])))
-        only: dict[str, Any] = {"precision": ["fp32"]} if machine.smoke else {}
-        result = bench.compare("mlp", {"batches": batches}, vary=vary, **only)
-        return {"answers": list(result.answers), "skipped": dict(result.skipped)}
-
-    return [
-        *(mlp.training(f"MLP, width {width}: {name}", name, options=(("width", f"{width}"), ("batches", f"{batches}")))
-          for width, name in itertools.product(widths, _FP32_FIRST)),
-        *(cifar10.training(f"CIFAR-10's ResNet-50: {it}", it, synthetic=True, **size) for it in _FP32_FIRST),
-        Measurement(key="MLP, widths 16 and the largest: compare", run=compare, needs=_STORES, limit_seconds=240.0),
-    ]  # fmt: skip
-
-
 def probe(machine: Machine) -> list[Measurement]:
     """Compare peak memory of a probe and a training, and reserved with allocated memory."""
     jobs, found = {model: _Jobs(machine.device, f"benchmarks.models:{model}") for model in (*_MODELS, "Mlp")}, []
@@ -349,6 +302,4 @@ def costs(machine: Machine) -> list[Measurement]:
     ]  # fmt: skip
 
 
-STAGES = {stage.__name__: stage for stage in (
-    tests, caltech256, max_batch, step, sinusoid, sizes, probe, memory_plan, costs,
-)}  # fmt: skip
+STAGES = {stage.__name__: stage for stage in (tests, max_batch, step, probe, memory_plan, costs)}

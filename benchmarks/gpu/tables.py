@@ -135,13 +135,8 @@ def _memory_plan(rows: Sequence[Row]) -> str:
 
 _TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "tests": _tests,
-    "caltech256": _listed("status", "peak_bytes", "requested_bytes", "phase"),
     "max_batch": _values("max_batch", "bound", "probes", "probe_seconds", "error"),
     "step": _listed("bare_images_per_second", "TrainStep_images_per_second", "ratio", "waits"),
-    "sinusoid": _values(
-        "samples_per_second", "train_peak_allocated_bytes", "eval_samples_per_second", "eval_peak_allocated_bytes"
-    ),
-    "sizes": _values("samples_per_second", "status", "answers"),
     "probe": _ranges("allocated_by_probe_over_training", "reserved_by_probe_over_training", "reserved_over_allocated"),
     "memory_plan": _memory_plan,
     "costs": _values("loading_images_per_second_by_workers", "training", "seconds", "steps_per_second"),

@@ -13,7 +13,7 @@ EXACT = {10: ("fits", "oom")}
 def row(finder: str, *precisions: str, answer: int | None = 10, seconds: tuple[float, ...] = (4.0,)) -> Row:
     """Return a row whose commands take twice the seconds to the proof, or as long as a finder without one."""
     return Row(
-        model="Cnn", device="cpu", budget_mib=512, precisions=precisions, finder=finder,
+        model="Cnn", budget_mib=512, precisions=precisions, finder=finder,
         runs=tuple(
             Run(
                 answers=dict.fromkeys(precisions, answer), probes=dict.fromkeys(precisions, 3),
@@ -67,7 +67,7 @@ def test_without_an_answer_of_lightning_there_is_no_ratio_but_its_error() -> Non
 def test_a_precision_without_kernels_takes_no_share_and_is_no_case() -> None:
     runs = tuple(Run(answers={"fp32": 10, "amp": None}, probes={"fp32": 3}, command_seconds=9.0, proof_seconds=6.0)
                  for _ in range(2))  # fmt: skip
-    both = Row(model="Lstm", device="cpu", budget_mib=128, precisions=("fp32", "amp"), finder=OURS, runs=runs,
+    both = Row(model="Lstm", budget_mib=128, precisions=("fp32", "amp"), finder=OURS, runs=runs,
                checks={"fp32": EXACT})  # fmt: skip
     assert seconds_each(both) == 6.0
     assert summary([both])["several"]["cases"] == 1

@@ -32,6 +32,7 @@ ARGUMENTS = [
     (["max-batch", DIGITS, "--storage", "sqlite:////dev/null"], "is a pipe or a device"),
     (["train", DIGITS, "--job-timeout", "1e300"], "--job-timeout: got '1e300', expected a time above 0 with its unit"),
     (["train", DIGITS, "--batch-size", "9" * 23], "expected a whole number of 1 or more, or auto"),
+    (["max-batch", DIGITS, "--precision", "fp32", "--precision", "bf16"], "--precision is given more than once."),
     (["train", DIGITS, "--epochs"], "requires an argument; see amp-track train --help"),
     (["train", DIGITS, "--headroom", "5%"], "--headroom requires --batch-size auto"),
     (["train", DIGITS, "--grad-accum", "2", "--effective-batch-size", "64"], "--grad-accum: got 2 together with"),
@@ -49,7 +50,7 @@ ARGUMENTS = [
     (["max-batch", DIGITS, "--study", "\udcff"], r"--study: got '\udcff', expected a name of at most 500 printable"),
     (["train", DIGITS, "--set", "width=\udcff"], r"--set: got 'width=\udcff', expected option=value"),
     *(
-        ([command, "--", "python", "train.py", "--bs", "{batch_size}"], f"{command} needs a Workload (docs/")
+        ([command, "--", "python", "train.py", "--bs", "{batch_size}"], f"{command} needs a Workload; only")
         for command in ("search", "compare", "plan", "train", "dtypes", "explain")
     ),
     (["max-batch", "python", DIGITS, "--batch-size", "{batch_size}"], "A command comes after --: amp-track max-batch "),

@@ -63,7 +63,7 @@ def test_a_recommended_batch_with_few_steps_an_epoch_has_a_note_first() -> None:
     assert few == [
         "Few optimizer steps: at batch 13,320 an epoch of 50,000 samples has only 4 optimizer steps, so the model may "
         "stay undertrained. To avoid that, train for more epochs, raise the learning rate, or use a smaller batch "
-        "with --max-batch-size (docs/learning-rate.md)."
+        "with --max-batch-size."
     ]
     assert max_batch_notes(found)[0] == few[0]
     assert answer(found).headline.endswith(", but only 4 optimizer steps per epoch")
@@ -148,7 +148,7 @@ def test_a_max_batch_that_a_single_step_confirms_has_a_note() -> None:
     assert not any("one optimizer step" in line for line in cut_short)
     notes = max_batch_notes(dataclasses.replace(FIT, precisions={"amp": single}))
     batch = f"{amp.max_batch.batch_size:,}"
-    assert any(f"Only one optimizer step confirms the max batch (amp at batch {batch})" in line for line in notes)
+    assert any(f"Only one full optimizer step confirms the max batch (amp at batch {batch})" in line for line in notes)
 
 
 def test_processes_are_counted_for_all_max_batches() -> None:

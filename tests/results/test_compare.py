@@ -74,9 +74,13 @@ def shown(result: CompareResult) -> str:
     return render_text(compare_report.tables(result), [], width=170)
 
 
+def judged(speedups: list[float | None]) -> list[Speed | None]:
+    return [judge(speedup) if speedup is not None else None for speedup in speedups]
+
+
 @given(SPEEDUPS)
 def test_it_pays_from_the_first_place_after_the_last_that_is_not_faster(speedups: list[float | None]) -> None:
-    place = pays_from(speedups)
+    place = pays_from(judged(speedups))
     known = [index for index, speedup in enumerate(speedups) if speedup is not None]
     faster = {index for index in known if judge(speedups[index] or 0) is Speed.FASTER}
     if place is None:
@@ -89,10 +93,10 @@ def test_it_pays_from_the_first_place_after_the_last_that_is_not_faster(speedups
 
 @given(SPEEDUPS, st.floats(1.04, 10))
 def test_a_faster_one_at_the_end_does_not_move_where_it_pays_from(speedups: list[float | None], last: float) -> None:
-    before = pays_from(speedups)
-    assert pays_from([*speedups, last]) == (before if before is not None else len(speedups))
-    assert pays_from([*speedups, 1 / last]) is None
-    assert pays_from([*speedups, None]) == before
+    before = pays_from(judged(speedups))
+    assert pays_from(judged([*speedups, last])) == (before if before is not None else len(speedups))
+    assert pays_from(judged([*speedups, 1 / last])) is None
+    assert pays_from(judged([*speedups, None])) == before
 
 
 @given(st.floats(0.01, 100))
@@ -146,6 +150,19 @@ def test_without_a_sweep_the_sentence_is_short_and_text_values_have_no_order() -
     ]
     result = compared({"fp32": [100, 100], "amp": [180, 90]}, vary=["relu", "gelu"], option="kind")
     assert compare_report.answers(result) == ["amp is faster than fp32 at kind=relu (1.8 ×), not at kind=gelu (0.9 ×)"]
+
+
+def test_a_difference_within_the_spread_of_the_seeds_is_not_clear() -> None:
+    result = compared({"fp32": [100], "amp": [105], "bf16": [150]}, option=None, seeds=9)
+    assert compare_report.answers(result) == [
+        "amp is not clearly faster or slower than fp32 (1 ×): the readings of the seeds overlap",
+        "bf16 is faster than fp32 (1.5 ×)",
+    ]
+    both = compared({"fp32": [100, 100], "amp": [105, 94], "bf16": [105, 150]}, vary=["16", "64"], seeds=9)
+    assert compare_report.answers(both) == [
+        "amp is not clearly faster or slower than fp32, up to width=64: the readings of the seeds overlap",
+        "bf16 is faster than fp32 from width=64 on (1.5 ×)",
+    ]
 
 
 def test_where_only_one_fits_is_said() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from pathlib import Path
 
-from amp_track.targets.source import LIBRARIES, imported_files, versions_of_libraries
+from amp_track.targets.source import LIBRARIES, called, imported_files, versions_of_libraries
 
 
 def test_only_the_libraries_that_a_workload_names_are_part_of_its_identity(clean_folder: Path) -> None:
@@ -41,3 +41,8 @@ def test_the_imports_of_a_script_are_found_without_running_it(clean_folder: Path
     Path("below").mkdir()
     Path("below/run.py").write_text("from models import layers")
     assert imported_files(Path("below/run.py").resolve()) == ("../models/layers.py",), "of python -m below.run"
+
+
+def test_a_function_is_called_by_name_or_else_by_position() -> None:
+    assert called("textwrap:TextWrapper", initial_indent="> ", written_as="").initial_indent == "> ", "not its first"
+    assert called("fractions:Fraction", batch_size=8, written_as="") == 8, "it has another name for it"

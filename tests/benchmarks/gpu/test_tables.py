@@ -16,7 +16,7 @@ def row(key: str, torch: str, n: int = 1) -> Row:
 
 def test_a_table_says_where_it_differs_from_the_others_of_its_device(tmp_path: Path) -> None:
     (tmp_path / "a-gpu").mkdir()
-    for stage, torch, n in (("tests", "2.11", 1), ("max_batch", "2.11", 3), ("step", "2.14", 1), ("sizes", "2.11", 1)):
+    for stage, torch, n in (("tests", "2.11", 1), ("max_batch", "2.11", 3), ("step", "2.14", 1), ("probe", "2.11", 1)):
         append_row(tmp_path / "a-gpu" / f"{stage}.jsonl", row(f"a {stage}", torch, n))
     text = device_tables(tmp_path)
     assert [line for line in text.splitlines() if line.startswith("*") and line[1] != "*"] == [

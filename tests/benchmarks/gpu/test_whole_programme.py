@@ -44,7 +44,7 @@ def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "stages",
-    [pytest.param(("sinusoid",), marks=pytest.mark.slow), pytest.param(tuple(STAGES), marks=pytest.mark.nightly)],
+    [pytest.param(("memory_plan",), marks=pytest.mark.slow), pytest.param(tuple(STAGES), marks=pytest.mark.nightly)],
 )
 def test_every_stage_leaves_its_rows_once(bare_tree: Path, tmp_path: Path, stages: tuple[str, ...]) -> None:
     asked = ["--out", str(tmp_path), *(word for name in stages for word in ("--stage", name))]
