@@ -52,9 +52,9 @@ class _PlainHelp:
 class _Command(_PlainHelp, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Reject a flag that is given more than once: typer keeps the last value, without a word."""
-        given = self.make_parser(ctx).parse_args(args=list(args))[-1]
+        given = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(args=list(args))[-1]
         for flag in given:
-            if given.count(flag) > 1 and not (flag.multiple or flag.is_flag or flag.param_type_name == "argument"):
+            if given.count(flag) > 1 and not (flag.multiple or flag.is_flag):
                 raise BadInput(f"{flag.opts[0]} is given more than once. If it takes several values, use commas: a,b.")
         rest: list[str] = super().parse_args(ctx, args)
         return rest

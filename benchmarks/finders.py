@@ -66,8 +66,7 @@ def run_ours(cases: Sequence[Case]) -> Run:
     arguments = [
         "-m", "amp_track", "max-batch", case.workload, "--json", "--epochs", "1", "--device", case.device,
         "--precision", ",".join(precisions),
-        *(["--memory-budget", f"{case.budget_mib}MiB"] if case.budget_mib else []),
-        *(part for name, value in case.options for part in ("--set", f"{name}={value}")),
+        "--memory-budget", f"{case.budget_mib}MiB",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
@@ -82,7 +81,7 @@ def run_ours(cases: Sequence[Case]) -> Run:
             name: why for name, each in found.items() if (why := each.get("why_unsupported") or each.get("skipped"))
         },
         probes={name: each["probes"] for name, each in found.items() if "probes" in each},
-        processes={name: each["runs_at_max_batch"] for name, each in found.items() if "probes" in each},
+        processes={name: each["runs_at_max_batch"] for name, each in found.items() if each.get("max_batch")},
         command_seconds=seconds,
         proof_seconds=end_of_proof(trials) - started,
         plan_seconds=result["plan_seconds"],

@@ -264,9 +264,9 @@ def published_tables() -> None:
     results = [json.loads(file.read_text()) for file in sorted(provenance.RESULTS.glob("published-*.json"))]
     devices = [result["device"].partition(" (")[0] for result in results]
     rows = []
-    for title in results[0]["rows"]:
+    for title in dict.fromkeys(itertools.chain(*(result["rows"] for result in results))):
         rows.append([f"**{title}**", *[""] * (len(results) + 1)])
-        by_claim = [{row["claim"]: row for row in result["rows"][title]} for result in results]
+        by_claim = [{row["claim"]: row for row in result["rows"].get(title, [])} for result in results]
         for claim in dict.fromkeys(itertools.chain(*sorted(by_claim, key=len, reverse=True))):
             found = [rows_of_device.get(claim, {"measured": "–", "ratio": ""}) for rows_of_device in by_claim]
             rows.append([claim, *(row["measured"] for row in found), found[-1]["ratio"] or "–"])

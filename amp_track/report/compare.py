@@ -105,11 +105,13 @@ def _answer(result: CompareResult, precision: str) -> str:
         at = f" at {at_last}" if at_last else ""
         if last is Speed.SAME:
             return f"{precision} is as fast as {REFERENCE}{at} ({of_last:.2f} ×, within 3 %)"
-        why = ": the readings of the seeds overlap" if last is Speed.UNCLEAR else ""
-        return f"{precision} is {last} than {REFERENCE}{at} ({of_last:.2g} ×){why}"
+        if last is Speed.UNCLEAR:
+            return f"{precision} is {last} than {REFERENCE}{at} ({of_last:.2f} ×): the readings of the seeds overlap"
+        return f"{precision} is {last} than {REFERENCE}{at} ({of_last:.2g} ×)"
     faster = [(where, speedup) for where, speedup, verdict in known if verdict is Speed.FASTER]
+    never = "never clearly faster" if any(verdict is Speed.UNCLEAR for _, _, verdict in known) else "never faster"
     if comparison.as_numbers(result.values) is None:
-        where = f"faster than {REFERENCE} at {_listed(faster)}" if faster else f"never faster than {REFERENCE}"
+        where = f"faster than {REFERENCE} at {_listed(faster)}" if faster else f"{never} than {REFERENCE}"
         rest = [(where, speedup) for where, speedup, _ in known if (where, speedup) not in faster]
         return f"{precision} is {where}" + (f", not at {_listed(rest)}" if rest else "")
     start = pays_from(verdicts)
@@ -124,7 +126,7 @@ def _answer(result: CompareResult, precision: str) -> str:
         return f"{precision} is as fast as {REFERENCE} (within 3 %), up to {at_last}"
     if all(verdict in (Speed.SAME, Speed.UNCLEAR) for _, _, verdict in known):
         return f"{precision} is {Speed.UNCLEAR} than {REFERENCE}, up to {at_last}: the readings of the seeds overlap"
-    return f"{precision} is never faster than {REFERENCE}, up to {at_last} ({of_last:.2g} ×)"
+    return f"{precision} is {never} than {REFERENCE}, up to {at_last} ({of_last:.2g} ×)"
 
 
 def _listed(speedups: Sequence[tuple[str, float]]) -> str:

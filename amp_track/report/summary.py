@@ -108,11 +108,12 @@ def _of_compare(result: CompareResult) -> Answer:
 def _compared(result: CompareResult, chosen: Cell) -> str:
     if chosen.precision == REFERENCE:
         others = [name for name in result.precisions if name != REFERENCE]
-        ratios = {name: result.ratio(result.cell(chosen.value, name), "samples_per_second") for name in others}
-        faster = [name for name, ratio in ratios.items() if ratio is not None and judge(ratio) is Speed.FASTER]
+        faster = [name for name in others if result.verdict(result.cell(chosen.value, name)) is Speed.FASTER]
         return _faster_but_worse(faster, result.metric_name) if faster else _no_faster(others, "")
     speed, memory = result.ratio(chosen, "samples_per_second"), result.ratio(chosen, "train_memory_bytes")
     parts = [_speed_words(speed)] if speed is not None else []
+    if speed is not None and result.verdict(chosen) is Speed.UNCLEAR:
+        parts = [f"{Speed.UNCLEAR} than {REFERENCE} ({speed:.2f} ×)"]
     if memory is not None:
         parts.append("the same memory" if judge(memory) is Speed.SAME else f"{_ratio(memory)} × {REFERENCE}'s memory")
     if chosen.metric is not None:

@@ -25,7 +25,7 @@ _LARGEST = 1e300
 class Speed(StrEnum):
     FASTER = "faster"
     UNCLEAR = "not clearly faster or slower"
-    """The readings of the two overlap by more than their means differ: they would change places in another run."""
+    """The ranges of the readings overlap: another run might turn the difference round."""
     SAME = "no difference"
     SLOWER = "slower"
 
@@ -204,12 +204,12 @@ class CompareResult(Shown):
 
     def verdicts(self, precision: str) -> list[Speed | None]:
         """Return whether a precision is faster than the reference at each value; None if one of the two did not run."""
-        return [
-            None if speedup is None else self._verdict(self.cell(value, precision), speedup)
-            for value, speedup in zip(self.values, self.speedups(precision), strict=True)
-        ]
+        return [self.verdict(self.cell(value, precision)) for value in self.values]
 
-    def _verdict(self, cell: Cell, speedup: float) -> Speed:
+    def verdict(self, cell: Cell) -> Speed | None:
+        speedup = self.ratio(cell, "samples_per_second")
+        if speedup is None:
+            return None
         own, reference = cell.speeds, self.cell(cell.value, REFERENCE).speeds
         overlap = min(max(own), max(reference)) >= max(min(own), min(reference))
         found = judge(speedup)

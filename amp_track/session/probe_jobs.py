@@ -169,7 +169,7 @@ def _readings_of(session: Session, proposal: Proposal, *, recommends: bool) -> i
         return recommended_batch.READINGS  # in one process: its start takes longer than a reading
     on_accelerator = session.inspection.hardware.kind != "cpu" and session.inspection.kind == "workload"
     are_timed_later = recommends and session.request.max_batch_options.confirm_steps != 0
-    return 0 if on_accelerator and are_timed_later and proposal.kind not in ("repeat", "multiple") else 1
+    return 0 if on_accelerator and are_timed_later and proposal.kind not in ("repeat", "multiple", "confirm") else 1
 
 
 class Plans:

@@ -145,7 +145,7 @@ def raise_on_crash(job: Job, job_result: JobResult, *, where: str = "") -> None:
     """Raise TargetFailed if the job crashed or timed out; `where` is the state of a function's or command's search."""
     if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
         ran = f": {shlex.join(job.words(scratch='OUTPUT_FOLDER'))}" if job.command else ""
-        hint = f"; {where}. Does it reject odd batch sizes? Drop the odd sample in it" if "fits" in where else ""
+        hint = f"; {where}. Does it reject odd batch sizes? Drop the odd sample there" if "fits" in where else ""
         is_exception = job_result.status is JobStatus.CRASHED and not job_result.signal
         raise TargetFailed(
             f"{job.workload}: {job_result.message} at {job.precision}, batch {job.batch_size}{ran}"

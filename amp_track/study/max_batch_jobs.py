@@ -49,7 +49,7 @@ class Proposal:
     @property
     def includes_the_end(self) -> bool:
         """Whether it runs the end of an epoch, also if the probes leave it to the confirmation run."""
-        return self.kind not in ("probe", "timing")
+        return self.kind not in ("probe", "repeat", "timing")
 
 
 _PROPOSAL = TypeAdapter(Proposal)

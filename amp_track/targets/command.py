@@ -72,7 +72,7 @@ class CommandTarget(ProbeTarget):
 
     def _unsupported(self) -> tuple[tuple[str, str], ...]:
         if not self._job.command_takes_precision:
-            reason = "the command has no {precision}, where the script would take it"
+            reason = "the command has no {precision}: write it where the script takes its precision"
             return tuple((name, reason) for name in PRECISIONS if name != REFERENCE)
         known = dict(self._job.precision_words)
         words = {name: dataclasses.replace(self._job, precision=name).words(scratch="") for name in PRECISIONS}

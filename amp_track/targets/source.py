@@ -168,20 +168,18 @@ def named_object(reference: str) -> Any:
 
 
 def called(reference: str, *, written_as: str, **arguments: Any) -> Any:
-    """Return what the function of `package.module:name` returns, called by name, or by position if its names differ.
+    """Return what the function of `package.module:name` returns, called by name, or by position if it has other names.
 
     Raises:
         BadInput: the function does not take the arguments.
     """
     function = named_object(reference)
     signature = inspect.signature(function)
+    by_name = arguments.keys() <= signature.parameters.keys()
     try:
-        bound = signature.bind(**arguments)
-    except TypeError:
-        try:
-            bound = signature.bind(*arguments.values())
-        except TypeError as error:
-            raise BadInput(f"{reference}: {error}. Write it as {written_as}.") from None
+        bound = signature.bind(**arguments) if by_name else signature.bind(*arguments.values())
+    except TypeError as error:
+        raise BadInput(f"{reference}: {error}. Write it as {written_as}.") from None
     return function(*bound.args, **bound.kwargs)
 
 

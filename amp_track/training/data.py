@@ -237,6 +237,12 @@ class Batches:
         return has_one and self.total_steps > 1
 
     @property
+    def full_step_count(self) -> int:
+        """The number of the training's steps of full batches."""
+        has_smaller = self._sampler is None and self._sizes[-1] < self._sizes[0]
+        return self.total_steps - self.total_steps // self.steps_per_epoch * has_smaller
+
+    @property
     def has_smaller_batch(self) -> bool:
         """True if the batch size does not divide the data, and the job reaches the smaller batch that ends an epoch.
 

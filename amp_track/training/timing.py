@@ -158,8 +158,8 @@ def make_full_steps(
 ) -> FullStepsTiming:
     """Make at least two full steps, if there are two, and enough to time them reliably, `readings` times.
 
-    At most `most_steps` are made for one reading. With 0, make as many as the peak memory needs. Steps before the
-    timing are repeated while `needs_more`.
+    After the first two, at most `most_steps` in all are made. With 0 readings, make as many as the peak memory needs.
+    Steps before the timing are repeated while `needs_more`.
 
     The second step needs more memory than the first even if optimizer state exists: 16 MB of 323 MB, ResNet-18, CPU.
     The first two load their batches, as a training does, because loading needs memory. Then the last batch is repeated:
@@ -174,10 +174,12 @@ def make_full_steps(
         del step  # before the next batch is loaded: two at once are not what fits
         step = _loaded_step(second, train_on, device)
         loads += step.load_seconds
+        made = 2
         while needs_more():
             cold_seconds += _seconds_of(1, step, train_on, device)
+            made += 1
         if not readings:
-            untimed_steps = min(_UNTIMED_STEPS, most_steps - 2)
+            untimed_steps = max(min(_UNTIMED_STEPS, most_steps - made), 0)
             last_seconds = _seconds_of(untimed_steps, step, train_on, device)
             return FullStepsTiming(
                 train_seconds=cold_seconds + step.seconds + last_seconds,
@@ -185,7 +187,7 @@ def make_full_steps(
                 load_seconds=min(loads),
                 cold_samples_per_second=(1 + untimed_steps) * step.samples / (step.seconds + last_seconds),
             )
-        timed_steps, timed_seconds = _repeat(step, train_on, device, agree, most_steps - 1)
+        timed_steps, timed_seconds = _repeat(step, train_on, device, agree, most_steps - made)
     seconds = [timed_seconds, *(_seconds_of(timed_steps, step, train_on, device) for _ in range(readings - 1))]
     speeds = tuple(timed_steps * step.samples / max(each, 1e-9) for each in seconds)
     return FullStepsTiming(
@@ -215,22 +217,21 @@ def _loaded_step(parts: Iterator[Part], train_on: TrainOn, device: Device) -> _S
 def _repeat(
     step: _Step, train_on: TrainOn, device: Device, agree: Callable[[bool], bool], most_steps: int
 ) -> tuple[int, float]:
-    """Repeat a step until it is timed reliably, and return the number of timed steps and their seconds.
+    """Repeat a step until it is timed reliably, at most that often. Return the number of timed steps and their seconds.
 
     With a queue, steps run in groups that double in size, without synchronizing inside, and only the last group counts,
     when the GPU's clock has risen. Without a queue, every step counts.
     """
     in_all = step.seconds
     wanted, most = (_QUEUE_SECONDS, _MOST_QUEUED_STEPS) if device.has_queue else (_SECONDS, _MOST_STEPS)
-    most = min(most, most_steps)
-    timed_steps, timed_seconds, made = 1, step.seconds, 1
-    while not agree(in_all >= wanted or made >= most):
-        group = min(2 * timed_steps, most - made) if device.has_queue else 1
+    left = min(most - 1, most_steps)
+    timed_steps, timed_seconds, group = 1, step.seconds, 2 if device.has_queue else 1
+    while not agree(in_all >= wanted or group > left):
         seconds = _seconds_of(group, step, train_on, device)
-        made += group
+        left -= group
         in_all += seconds
         if device.has_queue:
-            timed_steps, timed_seconds = group, seconds
+            timed_steps, timed_seconds, group = group, seconds, 2 * group
         else:
             timed_steps, timed_seconds = timed_steps + 1, timed_seconds + seconds
     return timed_steps, timed_seconds

@@ -314,15 +314,17 @@ class Trainer:
                 self._note_peak_of_training()
             self._end_an_epoch()
         self._begin_training()
+        # Steps that the training does not make may take more memory, as the third one of ResNet-18 in bf16 does.
+        most_steps = batches.full_step_count - (0 if batches.has_smaller_batch else self._step.steps)
+        readings = min(self._job.speed_readings, max(most_steps - 1, 1))
         timing = make_full_steps(
             batches.full_steps(),
             self._train_on,
             self._device,
             agree=self._group.agree,
             needs_more=self._has_skipped_all_steps,
-            # Steps that the training does not make may take more memory, as the third one of ResNet-18 in bf16 does.
-            readings=min(self._job.speed_readings, max(batches.total_steps - 1, 1)),
-            most_steps=max(batches.total_steps, 2) if self._job.speed_readings <= 1 else sys.maxsize,
+            readings=readings,
+            most_steps=most_steps if readings <= 1 else sys.maxsize,
         )
         self._note_peak_of_training()
         makes_the_end = self._job.probe_to_the_end or not batches.has_a_second_full_step

@@ -140,12 +140,12 @@ def test_peaks_of_one_batch_that_disagree_are_named() -> None:
 def test_a_max_batch_that_a_single_step_confirms_has_a_note() -> None:
     amp = FIT.precisions["amp"]
     assert amp.confirmation is not None and amp.confirmation.steps > 1
-    assert not any("one optimizer step" in line for line in max_batch_notes(FIT))
+    assert not any("one full optimizer step" in line for line in max_batch_notes(FIT))
     single = dataclasses.replace(amp, confirmation=dataclasses.replace(amp.confirmation, steps=1), epoch_steps=1)
     cut_short = max_batch_notes(
         dataclasses.replace(FIT, precisions={"amp": dataclasses.replace(single, epoch_steps=9)})
     )
-    assert not any("one optimizer step" in line for line in cut_short)
+    assert not any("one full optimizer step" in line for line in cut_short)
     notes = max_batch_notes(dataclasses.replace(FIT, precisions={"amp": single}))
     batch = f"{amp.max_batch.batch_size:,}"
     assert any(f"Only one full optimizer step confirms the max batch (amp at batch {batch})" in line for line in notes)

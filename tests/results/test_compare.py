@@ -155,7 +155,7 @@ def test_without_a_sweep_the_sentence_is_short_and_text_values_have_no_order() -
 def test_a_difference_within_the_spread_of_the_seeds_is_not_clear() -> None:
     result = compared({"fp32": [100], "amp": [105], "bf16": [150]}, option=None, seeds=9)
     assert compare_report.answers(result) == [
-        "amp is not clearly faster or slower than fp32 (1 ×): the readings of the seeds overlap",
+        "amp is not clearly faster or slower than fp32 (1.05 ×): the readings of the seeds overlap",
         "bf16 is faster than fp32 (1.5 ×)",
     ]
     both = compared({"fp32": [100, 100], "amp": [105, 94], "bf16": [105, 150]}, vary=["16", "64"], seeds=9)

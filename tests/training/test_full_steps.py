@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -49,6 +50,7 @@ def timed(
     parts: int = 1,
     readings: int = 1,
     needs_more: Callable[[], bool] = lambda: False,
+    most_steps: int = sys.maxsize,
 ) -> Any:
     """Return the timing, and how many batches were loaded and alive at most."""
     monkeypatch.setattr("amp_track.training.timing.time", SimpleNamespace(perf_counter=lambda: device.now))
@@ -75,6 +77,7 @@ def timed(
         device,  # type: ignore[arg-type]
         readings=readings,
         needs_more=needs_more,
+        most_steps=most_steps,
     )
     return timing, seen
 
@@ -118,6 +121,19 @@ def test_steps_are_repeated_until_the_optimizer_has_a_state(monkeypatch: pytest.
     timing, _ = timed(device, monkeypatch, steps=99, readings=0, needs_more=lambda: next(skipped, False))
     assert len(device.trained) == 1 + 7 + 3, "since the second batch was loaded"
     assert timing.cold_samples_per_second == pytest.approx(8 / 0.01)
+
+
+@pytest.mark.parametrize("has_queue", [False, True])
+@pytest.mark.parametrize("readings", [0, 1])
+@pytest.mark.parametrize("most_steps", range(2, 10))
+def test_a_probe_makes_no_more_steps_than_the_training(
+    monkeypatch: pytest.MonkeyPatch, has_queue: bool, readings: int, most_steps: int
+) -> None:
+    device = Device(step_seconds=0.001, has_queue=has_queue)
+    timing, _ = timed(device, monkeypatch, steps=99, readings=readings, most_steps=most_steps)
+    made = 1 + len(device.trained)
+    assert most_steps // 2 < made <= most_steps
+    assert (timing.samples_per_second or timing.cold_samples_per_second) == pytest.approx(8 / 0.001)
 
 
 def test_a_training_of_one_step_is_timed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
