@@ -54,7 +54,7 @@ class _Command(_PlainHelp, TyperCommand):
         """Reject a flag that is given more than once: typer keeps the last value, without a word."""
         given = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(args=list(args))[-1]
         for flag in given:
-            if given.count(flag) > 1 and not (flag.multiple or flag.is_flag):
+            if given.count(flag) > 1 and not (flag.multiple or getattr(flag, "is_flag", False)):
                 raise BadInput(f"{flag.opts[0]} is given more than once. If it takes several values, use commas: a,b.")
         rest: list[str] = super().parse_args(ctx, args)
         return rest

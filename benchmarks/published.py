@@ -224,7 +224,8 @@ def measure(device: str, repeats: int) -> int:
     """Write the rows of each write-up as soon as it is measured. Return the number of claims."""
     mlp_file = Bench.workload("mlp")
     found = JobRunner(mlp_file).inspect(Job(workload=mlp_file, device=device))
-    bench, rows, name = Bench(device, found.hardware.kind, repeats), {}, f"published-{device.replace(':', '')}"
+    bench, name = Bench(device, found.hardware.kind, repeats), f"published-{device.replace(':', '')}"
+    rows: dict[str, Any] = {}
     made = provenance(found) | {"kind": found.hardware.kind, "n": repeats}
     with contextlib.suppress(FileNotFoundError):  # what the same machine has measured stays until it is measured again
         stored = read(name)
