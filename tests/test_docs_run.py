@@ -146,7 +146,8 @@ def folder_of_a_reader(clean_folder: Path, monkeypatch: pytest.MonkeyPatch) -> P
     for name in ("plain_loop", "lightning_module", "transformers_trainer"):
         shutil.copy(BRING_YOUR_OWN / f"{name}.py", clean_folder)
     imported = "from {0} import *\n".format
-    (clean_folder / "my_module.py").write_text("".join(map(imported, MODULES)))
+    made = "def make_net():\n    return Classifier()\n\n\ndef make_data(batch_size):\n    return Images(batch_size)\n"
+    (clean_folder / "my_module.py").write_text("".join(map(imported, MODULES)) + made)
     monkeypatch.setenv("HOME", str(clean_folder))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
