@@ -111,9 +111,10 @@ def _compared(result: CompareResult, chosen: Cell) -> str:
         faster = [name for name in others if result.verdict(result.cell(chosen.value, name)) is Speed.FASTER]
         return _faster_but_worse(faster, result.metric_name) if faster else _no_faster(others, "")
     speed, memory = result.ratio(chosen, "samples_per_second"), result.ratio(chosen, "train_memory_bytes")
-    parts = [_speed_words(speed)] if speed is not None else []
-    if speed is not None and result.verdict(chosen) is Speed.UNCLEAR:
-        parts = [f"{Speed.UNCLEAR} than {REFERENCE} ({speed:.2f} ×)"]
+    parts = []
+    if speed is not None:
+        is_unclear = result.verdict(chosen) is Speed.UNCLEAR
+        parts.append(f"{Speed.UNCLEAR} than {REFERENCE} ({speed:.2f} ×)" if is_unclear else _speed_words(speed))
     if memory is not None:
         parts.append("the same memory" if judge(memory) is Speed.SAME else f"{_ratio(memory)} × {REFERENCE}'s memory")
     if chosen.metric is not None:

@@ -203,10 +203,11 @@ class CompareResult(Shown):
         return [self.ratio(self.cell(value, precision), "samples_per_second") for value in self.values]
 
     def verdicts(self, precision: str) -> list[Speed | None]:
-        """Return whether a precision is faster than the reference at each value; None if one of the two did not run."""
+        """Return the verdict of a precision at each value."""
         return [self.verdict(self.cell(value, precision)) for value in self.values]
 
     def verdict(self, cell: Cell) -> Speed | None:
+        """Return whether a cell is faster than the reference at its value; None if one of the two did not run."""
         speedup = self.ratio(cell, "samples_per_second")
         if speedup is None:
             return None

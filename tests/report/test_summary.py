@@ -148,7 +148,12 @@ def test_a_max_batch_that_a_single_step_confirms_has_a_note() -> None:
     assert not any("one full optimizer step" in line for line in cut_short)
     notes = max_batch_notes(dataclasses.replace(FIT, precisions={"amp": single}))
     batch = f"{amp.max_batch.batch_size:,}"
-    assert any(f"Only one full optimizer step confirms the max batch (amp at batch {batch})" in line for line in notes)
+    said = f"Only one full optimizer step confirms the max batch (amp at batch {batch})"
+    assert any(said in line for line in notes)
+    two = dataclasses.replace(amp, confirmation=dataclasses.replace(amp.confirmation, steps=2), epoch_steps=2)
+    for samples, is_said in ((amp.max_batch.batch_size + 1, True), (2 * amp.max_batch.batch_size, False)):
+        found = dataclasses.replace(FIT, precisions={"amp": two}, training_samples=samples)
+        assert any(said in line for line in max_batch_notes(found)) is is_said, "the second step is a smaller one"
 
 
 def test_processes_are_counted_for_all_max_batches() -> None:
