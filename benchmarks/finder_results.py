@@ -35,6 +35,8 @@ class Run:
     plan_seconds: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
+    trials: list[tuple[str, str, int, bool]] = field(default_factory=list)
+    """The precision, kind and batch size of each trial, and whether it fit."""
 
     @property
     def answer_seconds(self) -> float:

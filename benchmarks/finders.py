@@ -60,13 +60,14 @@ CONVOLUTIONAL_COMMANDS = "fp32,bf16,fp32+bf16"
 float32 (Intel Xeon with avx512_fp16, torch 2.14.1). So fp32 and bf16 share a command there."""
 
 
-def run_ours(cases: Sequence[Case]) -> Run:
-    """Run amp-track max-batch on one model at the precisions of all cases."""
+def run_ours(cases: Sequence[Case], *flags: str) -> Run:
+    """Run amp-track max-batch on one model at the precisions of all cases, with more flags."""
     case, precisions = cases[0], [case.precision for case in cases]
     arguments = [
         "-m", "amp_track", "max-batch", case.workload, "--json", "--epochs", "1", "--device", case.device,
-        "--precision", ",".join(precisions),
-        "--memory-budget", f"{case.budget_mib}MiB",
+        "--precision", ",".join(precisions), *flags,
+        *(["--memory-budget", f"{case.budget_mib}MiB"] if case.budget_mib else []),
+        *(f"--set={name}={value}" for name, value in case.options),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
@@ -88,6 +89,7 @@ def run_ours(cases: Sequence[Case]) -> Run:
         phases=seconds_by_phase(trials)
         | {"start": trials[0].started - started, "end": started + seconds - trials[-1].ended},
         parts=seconds_by_part(trials),
+        trials=[(trial.precision, trial.kind, trial.batch_size, trial.fits) for trial in trials],
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-AFTER_THE_PROOF = ("timing", "headroom", "typical", "eval")
+AFTER_THE_PROOF = ("beyond", "timing", "headroom", "typical", "eval")
 """Kinds of trials that run when the max batch is proven, to recommend a batch or to measure more."""
 PHASES = ("start", "probes", "confirmation", "repeats", "timing", "end")
 PARTS = ("process and stores", "model, data, end of epoch", "steps", "failing trials")

@@ -7,7 +7,6 @@ import functools
 import itertools
 import random
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +21,9 @@ from amp_track.memory_plan import gpus
 from amp_track.records.plan import PlanTask
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.runner import JobRunner
+from benchmarks.finder_results import LIGHTNING, OURS
 from benchmarks.gpu.results import Machine
-from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
+from benchmarks.peers import GPU_BUDGETS_MIB, Case
 
 _FP32_FIRST, _AMP_FIRST = ["fp32", "amp", "tf32", "bf16"], ["amp", "bf16", "fp32", "tf32"]
 _MODELS = ["ResNet18", "Transformer", "Cnn", "UNet", "Lstm"]
@@ -112,78 +112,73 @@ def tests(machine: Machine) -> list[Measurement]:
 
 def max_batch(machine: Machine) -> list[Measurement]:
     """Search the max batch of five models in 6 GiB and in all memory, and compare with Lightning."""
-    models, (small, full), ours, peer, every = _MODELS, GPU_BUDGETS_MIB, "amp-track", PEERS[0], _FP32_FIRST
-    rounds: list[list[Any]] = [[(small, search, [name]) for search in (ours, peer)] for name in ("amp", "fp32")]
-    rounds += [[(small, ours, ["tf32", "bf16"])], [(full, ours, every)]]
-    rounds += [[(small, run, every)] for run in ("run 2", "run 3")] + [[(small, peer, ["tf32", "bf16"])]]
+    models, (small, full), every = _MODELS, GPU_BUDGETS_MIB, _FP32_FIRST
+    rounds: list[tuple[int | None, int, Sequence[str], list[str]]]
+    rounds = [(small, 1, (OURS, LIGHTNING), ["amp", "fp32"]), (small, 1, (OURS,), ["tf32", "bf16"])]
+    rounds += [(full, 1, (OURS,), every), *((small, run, (LIGHTNING, OURS), ["amp", "fp32"]) for run in (2, 3))]
     if machine.smoke:
-        models, rounds = ["Mlp"], [[(16, ours, ["fp32", "amp"]), (16, peer, ["amp"]), (None, ours, ["fp32"])]]
-    searches = [(model, one) for together in rounds for model in models for one in together]
+        models, rounds = ["Mlp"], [(16, 1, (OURS, LIGHTNING), ["fp32"]), (None, 1, (OURS,), ["amp"])]
     found = []
-    for number, (model, (budget, search, precisions)) in enumerate(searches):
-        for precision in precisions:
+    for budget, run, finders, precisions in rounds:
+        for precision, model, finder in itertools.product(precisions, models, finders):
+            memory = f"{budget / 1024:g} GiB" if budget else "all memory"
             case = Case(model, precision, budget, machine.device)
-            run = partial(_search_with_lightning if search == peer else _fit, case, smoke=machine.smoke)
             found.append(Measurement(
-                key=f"{model} {precision} {f'{budget / 1024:g} GiB' if budget else 'all memory'}: {search}", run=run,
-                precision=precision, process=str(number), needs=("lightning",) if search == peer else _STORES,
-                limit_seconds=180.0 if search == peer else 300.0,
+                key=f"{model} {precision} {memory}: {finder}{f', run {run}' * (run > 1)}",
+                run=partial(_find, case, finder, smoke=machine.smoke), precision=precision,
+                needs=("lightning",) if finder == LIGHTNING else _STORES, limit_seconds=300.0,
             ))  # fmt: skip
     return found
 
 
-def _fit(case: Case, *, smoke: bool) -> dict[str, Any]:
-    """Run `amp-track max-batch`; precisions of one process share a study."""
-    import amp_track
-    from benchmarks.trial_phases import seconds_by_part, seconds_by_phase, timed_trials
+def _find(case: Case, finder: str, *, smoke: bool) -> dict[str, Any]:
+    """Run a finder as a command. Its answer or its error counts as measured, because it would occur again."""
+    from benchmarks.finders import run_ours, run_peer
 
-    result = amp_track.max_batch(
-        case.workload, device=case.device, precision=[case.precision], memory_budget=case.budget_bytes, epochs=1,
-        set=dict(case.options), max_batch_size=4 if smoke else None, study="max-batch",
-        confirm_steps=2 if smoke else 8,  # enough for what takes memory; an epoch of every model takes too long
-    )  # fmt: skip
-    trials = [one for one in timed_trials(Path("optuna.db"), result.study) if one.precision == case.precision]
-    seconds = seconds_by_phase(trials)
-    found = {**result.precisions[case.precision].as_json(), "probe_seconds": seconds["probes"]}
-    tried = [[trial.kind, trial.batch_size, trial.fits] for trial in trials]
-    return {**found, "phase_seconds": seconds, "part_seconds": seconds_by_part(trials), "tried": tried}
-
-
-def _search_with_lightning(case: Case, *, smoke: bool) -> dict[str, Any]:
-    """Return the answer of Lightning, or its error, which counts as measured because it would occur again."""
-    with tempfile.TemporaryDirectory() as folder:
-        result, _ = in_own_process(peer_command(case, PEERS[0]), folder=folder, limit_seconds=170.0)
-    names = {"max_batch": "answer", "probes": "probes", "probe_seconds": "search_seconds", "error": "error"}
-    return {name: result.get(theirs) for name, theirs in names.items()}
+    # Eight steps are enough for what takes memory; an epoch of every model takes too long.
+    flags = ("--confirm-steps", "2", "--max-batch-size", "4") if smoke else ("--confirm-steps", "8")
+    run = run_ours([case], *flags) if finder == OURS else run_peer(case, finder)
+    name = case.precision
+    return {
+        "max_batch": run.answers.get(name), "probes": run.probes.get(name), "processes": run.processes.get(name),
+        "seconds_to_the_answer": run.answer_seconds, "command_seconds": run.command_seconds,
+        "plan_seconds": run.plan_seconds, "phase_seconds": run.phases, "part_seconds": run.parts,
+        "trials": run.trials, "error": run.errors.get(name),
+    }  # fmt: skip
 
 
 def step(machine: Machine) -> list[Measurement]:
-    """Compare TrainStep with the bare loop: images/s of ResNet-50, and whether the host waits."""
-    cases = [(name, f"{name}{', compiled' * compiled}", compiled) for compiled in (False, True) for name in _AMP_FIRST]
-    return [
-        Measurement(
-            key=key, precision=name, process=key, run=partial(_compare_steps, machine, name, compiled), n=5,
+    """Compare TrainStep and EvalStep with bare loops, on ResNet-50 and a tiny MLP, and whether the host waits."""
+    models, precisions = (["Cnn", "Mlp"], ["fp32", "bf16"]) if machine.smoke else (["ResNet50", "Mlp"], _AMP_FIRST)
+    found, ways = [], [(models[0], False), (models[1], False), (models[0], True)]
+    for name, (model, compiled) in itertools.product(precisions, ways):
+        key = f"{model} {name}{', compiled' * compiled}"
+        found.append(Measurement(
+            key=key, precision=name, process=key, run=partial(_compare_steps, machine, model, name, compiled), n=5,
             needs=("cc",) if compiled else (), limit_seconds=300.0 if compiled else 120.0,
-        )
-        for name, key, compiled in ([*cases[:4], cases[5]] if machine.smoke else cases)
-    ]  # fmt: skip
+        ))  # fmt: skip
+    return found
 
 
-def _compare_steps(machine: Machine, precision: str, compiled: bool) -> dict[str, Any]:
-    """Time rounds of both steps in turns in one process, on a batch on the device, in channels-last format."""
+def _compare_steps(machine: Machine, model_name: str, precision: str, compiled: bool) -> dict[str, Any]:
+    """Time rounds of both ways in turns in one process, on a batch on the device, images in channels-last format."""
     import torch
 
     from amp_track import Precision, TrainStep, float32_precision, load_workload
-    from benchmarks.bare import BareStep
+    from amp_track.training.amp.evaluation import EvalStep
+    from benchmarks.bare import BareEvaluation, BareStep
 
-    name, batch_size, warm_up, rounds = ("Cnn", 4, 1, 5) if machine.smoke else ("ResNet50", 256, 10, 5)
-    workload = load_workload(f"benchmarks.models:{name}")
+    workload = load_workload(f"benchmarks.models:{model_name}")
+    batch_size, round_seconds, rounds = (4, 0.1, 3) if machine.smoke else (64 if model_name == "Mlp" else 256, 1.0, 5)
     batch = tuple(part.to(machine.device) for part in workload.example(batch_size))
-    batch = batch[0].contiguous(memory_format=torch.channels_last), batch[1]
+    is_image = batch[0].ndim == 4
+    if is_image:
+        batch = batch[0].contiguous(memory_format=torch.channels_last), batch[1]
 
     def model() -> Any:
         torch.manual_seed(0)
-        return workload.model().to(machine.device).to(memory_format=torch.channels_last)
+        new = workload.model().to(machine.device)
+        return new.to(memory_format=torch.channels_last) if is_image else new
 
     def seconds(step: Any, count: int) -> float:
         started = time.perf_counter()
@@ -193,19 +188,25 @@ def _compare_steps(machine: Machine, precision: str, compiled: bool) -> dict[str
             torch.accelerator.synchronize()
         return time.perf_counter() - started
 
+    def speeds(ours: Any, bare: Any) -> dict[str, Any]:
+        both = bare, ours
+        found: tuple[list[float], list[float]] = ([], [])
+        for each in both:
+            seconds(each, 10)
+        steps = max(round(10 * round_seconds / seconds(bare, 10)), 3)
+        for turn in range(rounds):
+            for index in (turn % 2, 1 - turn % 2):
+                found[index].append(steps * batch_size / seconds(both[index], steps))
+        of_bare, own = map(statistics.median, found)
+        return {"bare": of_bare, "ours": own, "ratio": own / of_bare, "rounds": found}
+
     with float32_precision(Precision.named(precision)):
         own, other = model(), model()
         optimizer = workload.optimizer(own.parameters(), workload.learning_rate)
-        ours = TrainStep(own, optimizer, workload.loss, precision, channels_last=True, compile=compiled)
+        ours = TrainStep(own, optimizer, workload.loss, precision, channels_last=is_image, compile=compiled)
         bare_model: Any = torch.compile(other) if compiled else other
-        both: list[Any] = [BareStep(workload, bare_model, precision, machine.device, channels_last=True), ours]
-        for step in both:
-            seconds(step, warm_up)
-        steps = 2 if machine.smoke else max(round(10 / seconds(both[0], 10)), 3)  # a second for each round
-        speeds: tuple[list[float], list[float]] = ([], [])
-        for turn in range(rounds):
-            for index in (turn % 2, 1 - turn % 2):
-                speeds[index].append(steps * batch_size / seconds(both[index], steps))
+        settings: Any = {"precision": precision, "device": machine.device, "channels_last": is_image}
+        training = speeds(ours, BareStep(workload, bare_model, **settings))
         ours.read()
         waits = "not known: torch detects it only on CUDA"
         if machine.kind == "cuda":
@@ -220,9 +221,18 @@ def _compare_steps(machine: Machine, precision: str, compiled: bool) -> dict[str
                 waits = str(error).splitlines()[0]
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-    bare, own_speed = map(statistics.median, speeds)
-    found = {"bare_images_per_second": bare, "TrainStep_images_per_second": own_speed, "ratio": own_speed / bare}
-    return {**found, "waits": waits, "batch_size": batch_size, "rounds": speeds}
+        own.eval()
+        other.eval()
+        evaluation = speeds(
+            EvalStep(ours.forward, workload.loss, workload.score, **settings),
+            BareEvaluation(workload, bare_model, **settings),
+        )
+    return {
+        "bare_samples_per_second": training["bare"], "TrainStep_samples_per_second": training["ours"],
+        "ratio": training["ratio"], "waits": waits, "evaluation_ratio": evaluation["ratio"],
+        "EvalStep_samples_per_second": evaluation["ours"], "batch_size": batch_size,
+        "rounds": training["rounds"], "evaluation_rounds": evaluation["rounds"],
+    }  # fmt: skip
 
 
 def probe(machine: Machine) -> list[Measurement]:

@@ -84,17 +84,6 @@ def _tests(rows: Sequence[Row]) -> str:
     return "; ".join(f"{outcome}: {count}" for outcome, count in outcomes.most_common()) + "."
 
 
-def _listed(*names: str) -> Callable[[Sequence[Row]], str]:
-    """Return the values of few rows in a paragraph."""
-
-    def line(row: Row) -> str:
-        known = {name: value for name in names if (value := row.values.get(name)) not in (None, "")}
-        values = (f"{name.replace('_', ' ')} {_format(name, value)}" for name, value in known.items())
-        return f"**{row.key}**: {'; '.join(values) if row.status is Status.MEASURED else row.status}."
-
-    return lambda rows: " ".join(map(line, rows))
-
-
 def _ranges(*names: str) -> Callable[[Sequence[Row]], str]:
     """Return the range of each ratio over all rows, in a sentence."""
 
@@ -135,8 +124,8 @@ def _memory_plan(rows: Sequence[Row]) -> str:
 
 _TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "tests": _tests,
-    "max_batch": _values("max_batch", "bound", "probes", "probe_seconds", "error"),
-    "step": _listed("bare_images_per_second", "TrainStep_images_per_second", "ratio", "waits"),
+    "max_batch": _values("max_batch", "probes", "seconds_to_the_answer", "error"),
+    "step": _values("bare_samples_per_second", "TrainStep_samples_per_second", "ratio", "evaluation_ratio", "waits"),
     "probe": _ranges("allocated_by_probe_over_training", "reserved_by_probe_over_training", "reserved_over_allocated"),
     "memory_plan": _memory_plan,
     "costs": _values("loading_images_per_second_by_workers", "training", "seconds", "steps_per_second"),
