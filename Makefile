@@ -16,7 +16,7 @@ BOUND := --timeout 600
 search: $(VENV)/installed  ## the digits example: max batches and trainings within 64 MiB of main memory; a minute
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --time-limit 90s
 
-test: $(VENV)/installed-dev  ## the quick tests, of every module: three minutes on two cores
+test: $(VENV)/installed-dev  ## the quick tests, of every module: three to four minutes on two cores
 	$(PYTEST) $(BOUND) $(ARGS) -m "not slow and not nightly"
 
 test-slow: $(VENV)/installed-dev  ## what takes more than two seconds and must pass before a change lands: nine minutes on two cores

@@ -185,7 +185,7 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "growth": growth.table,
     "input pipeline": input_pipeline.table,
     "overhead": lambda result: overhead.table(result) + provenance.caption(result, "torch", "mlflow", "lightning"),
-    "plan misses": plan_validation.misses_table,
+    "plan misses": plan_validation.misses,
     "plan validation": plan_validation.table,
     "server": server.table,
     "start": startup.start_table,

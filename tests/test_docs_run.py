@@ -47,6 +47,10 @@ ELSEWHERE = {
 }
 """By pattern of a command's beginning, what runs it, or what it needs that no test has."""
 SMALLER = {
+    "max-batch -- ": "max-batch --memory-budget 128MiB -- ",
+    "bf16   # def train_steps": "bf16 --memory-budget 128MiB   # def train_steps",
+    '"my_module:Images")': '"my_module:Images", memory_budget="128MiB")',
+    '"my_module:make_trainer")': '"my_module:make_trainer", memory_budget="128MiB")',
     "20GiB": "128MiB",
     "8GiB": "64MiB",
     "1GiB": "64MiB",
