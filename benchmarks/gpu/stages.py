@@ -132,13 +132,18 @@ def max_batch(machine: Machine) -> list[Measurement]:
 
 
 def _find(case: Case, finder: str, *, smoke: bool) -> dict[str, Any]:
-    """Run a finder as a command. Its answer or its error counts as measured, because it would occur again."""
+    """Run a finder as a command. An error of another finder counts as measured, because it would occur again.
+
+    Raises RuntimeError if amp-track finds no max batch.
+    """
     from benchmarks.finders import run_ours, run_peer
 
     # Eight steps are enough for what takes memory; an epoch of every model takes too long.
     flags = ("--confirm-steps", "2", "--max-batch-size", "4") if smoke else ("--confirm-steps", "8")
     run = run_ours([case], *flags) if finder == OURS else run_peer(case, finder)
     name = case.precision
+    if finder == OURS and not run.has_answer:
+        raise RuntimeError(run.errors[name])
     return {
         "max_batch": run.answers.get(name), "probes": run.probes.get(name), "processes": run.processes.get(name),
         "seconds_to_the_answer": run.answer_seconds, "command_seconds": run.command_seconds,
