@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,34 +11,48 @@ from torch import Tensor, nn
 from amp_track import Precision, Workload
 
 
-class BareStep:
-    """Autocast, scaled backward, step, update.
+@dataclass
+class _Bare:
+    """What both need to compute a loss.
 
     Args:
-        workload: provides the loss, the optimizer and the learning rate.
+        workload: provides the loss, the score, the optimizer and the learning rate.
         model: on its device, in its memory format; compiled or not.
         precision: the name of the precision.
         device: the type of the model's device.
         channels_last: convert inputs to that memory format.
     """
 
-    def __init__(
-        self, workload: Workload, model: nn.Module, precision: str, device: str, *, channels_last: bool = False
-    ) -> None:
-        self._workload = workload
-        self._model = model
-        self._precision = Precision.named(precision)
-        self._device = device
-        self._layout = torch.channels_last if channels_last else torch.preserve_format
-        self._optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
-        self._scaler = torch.amp.GradScaler(device.partition(":")[0], enabled=self._precision.grad_scaler)
+    workload: Workload
+    model: nn.Module
+    precision: str
+    device: str
+    channels_last: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._mode = Precision.named(self.precision)
+        self._device_type = self.device.partition(":")[0]
+        self._layout = torch.channels_last if self.channels_last else torch.preserve_format
+
+    def move(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both on the device. The host does not wait for copies from pinned memory."""
+        inputs = inputs.to(self.device, non_blocking=True, memory_format=self._layout)
+        return inputs, targets.to(self.device, non_blocking=True)
+
+
+class BareStep(_Bare):
+    """Autocast, scaled backward, step, update."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._optimizer = self.workload.optimizer(self.model.parameters(), self.workload.learning_rate)
+        self._scaler = torch.amp.GradScaler(self._device_type, enabled=self._mode.grad_scaler)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Any:
         """Train on one batch and return its loss."""
-        inputs = inputs.to(self._device, non_blocking=True, memory_format=self._layout)
-        targets = targets.to(self._device, non_blocking=True)
-        with self._precision.autocast(self._device.partition(":")[0]):
-            loss = self._workload.loss(self._model(inputs), targets)
+        inputs, targets = self.move(inputs, targets)
+        with self._mode.autocast(self._device_type):
+            loss = self.workload.loss(self.model(inputs), targets)  # the output is freed before the backward pass
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self._scaler.step(self._optimizer)
         self._scaler.update()
@@ -45,26 +60,19 @@ class BareStep:
         return loss.detach()
 
 
-class BareEvaluation:
-    """Autocast, loss and score, added up on the device. The arguments are those of BareStep."""
+class BareEvaluation(_Bare):
+    """Autocast, loss and score, added up on the device."""
 
-    def __init__(
-        self, workload: Workload, model: nn.Module, precision: str, device: str, *, channels_last: bool = False
-    ) -> None:
-        self._workload = workload
-        self._model = model
-        self._precision = Precision.named(precision)
-        self._device = device
-        self._layout = torch.channels_last if channels_last else torch.preserve_format
-        self._sums = torch.zeros(2, device=device)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._sums = torch.zeros(2, device=self.device)
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor, targets: Tensor) -> None:
         """Evaluate one batch."""
-        inputs = inputs.to(self._device, non_blocking=True, memory_format=self._layout)
-        targets = targets.to(self._device, non_blocking=True)
-        with self._precision.autocast(self._device.partition(":")[0]):
-            output = self._model(inputs)
-            loss = self._workload.loss(output, targets)
+        inputs, targets = self.move(inputs, targets)
+        with self._mode.autocast(self._device_type):
+            output = self.model(inputs)
+            loss = self.workload.loss(output, targets)
         self._sums[0] += loss * len(inputs)
-        self._sums[1] += self._workload.score(output, targets).sum()
+        self._sums[1] += self.workload.score(output, targets).sum()
