@@ -7,7 +7,7 @@ For each of five models (benchmarks/models.py) and each precision: amp-track max
 precisions in one command, which share start, data and memory plan. Each finder is a command, under the same enforced
 budget, and its seconds include the start of Python, imports and data. Those of amp-track end with the proof of the
 answer, after probes, confirmation run and repeats; the seconds of the whole command include the timing of batches to
-recommend. amp-track and Lightning's binsearch run in alternating order, `--repeats` times, and the others once.
+recommend. The finders run in alternating order, `--repeats` times.
 
 Other finders run three training steps per trial. Probes of amp-track run two or more, and the confirmation run covers
 the end of the epoch. Then one fresh process trains an epoch at each answer, and another at the answer plus one, unless
@@ -35,7 +35,6 @@ from amp_track.config.job import Job
 from amp_track.config.precisions import PRECISIONS
 from amp_track.runner.runner import JobRunner
 from benchmarks.finder_results import (
-    LIGHTNING,
     OURS,
     ROWS,
     Row,
@@ -143,8 +142,6 @@ def compare(
     runs = defaultdict[tuple[tuple[str, ...], str], list[Run]](list)
     for turn in range(repeats):
         for precisions, finder in all_runs if turn % 2 == 0 else reversed(all_runs):
-            if turn and finder not in (OURS, LIGHTNING):
-                continue
             cases = [Case(model, precision, budget_mib, "cpu") for precision in precisions]
             run = run_ours(cases) if finder == OURS else run_peer(cases[0], finder)
             runs[precisions, finder].append(run)
@@ -200,9 +197,7 @@ def _default_commands(model: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--repeats", type=int, default=3, help="runs of amp-track and of Lightning's binsearch (default 3)"
-    )
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each finder (default 3)")
     parser.add_argument(
         "--models", default=",".join(BUDGETS_MIB), help="comma-separated (default: all); other results stay"
     )

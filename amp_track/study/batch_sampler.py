@@ -104,6 +104,8 @@ class Goal:
     """Whether to time batches, after the max batches are proven, and to recommend one."""
     recommended_bytes: int | None = None
     """The memory that the recommended batch may take; None for the budget."""
+    steady_bytes: int | None = None
+    """A confirmed max batch that leaves this much memory needs no repeat; None if memory may vary by more."""
     forecasts: Forecasting | None = None
     """Without them, the search starts at the first batch."""
     beyond: int = 0
@@ -436,9 +438,16 @@ class BatchSampler(optuna.samplers.BaseSampler):
             at_max_batch = next(probe for probe in known if probe.batch_size == step.batch_size)
             return Proposal(precision, step.batch_size, "confirm", "confirmation run", at_max_batch.peak_bytes)
         peaks = [probe.peak_bytes for probe in (*short, *long) if probe.batch_size == step.batch_size and probe.fits]
-        if not step.batch_size or not _needs_repeat(done[precision], peaks):
+        if not step.batch_size or self._leaves_enough(peaks) or not _needs_repeat(done[precision], peaks):
             return step
         return Proposal(precision, step.batch_size, "repeat", "repeat, because memory may vary", peaks[0])
+
+    def _leaves_enough(self, peaks: Sequence[int | None]) -> bool:
+        """Return whether the runs of a max batch, of this memory, leave more than memory may vary by."""
+        goal = self.goal
+        if goal.steady_bytes is None or None in peaks:
+            return False
+        return max(peak for peak in peaks if peak is not None) + goal.steady_bytes <= goal.budget_bytes
 
     def _larger_need_as_much(self, batch_size: int, memory: SimulatedMemory | None) -> bool:
         if memory is None:

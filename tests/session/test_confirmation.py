@@ -150,3 +150,18 @@ def test_a_job_whose_steps_accumulate_is_confirmed_over_as_many_samples() -> Non
     )
     assert (probe.steps, probe.grad_accum) == (500, 2)
     assert (confirm.steps, confirm.epoch_steps) == (10, 8), "it trains after an evaluation, as the job does"
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget", "nproc", "is_steady"),
+    [("cpu", BUDGET, 1, True), ("cpu", None, 1, False), ("cpu", BUDGET, 2, False), ("cuda", BUDGET, 1, False)],
+)
+def test_memory_is_steady_in_one_process_within_a_cpu_budget(
+    kind: str, budget: int | None, nproc: int, is_steady: bool
+) -> None:
+    job = Job(workload=DIGITS, memory_budget_bytes=budget, nproc=nproc)
+    prepared = Session.prepare(request(job), ("fp32",), runner=SimulatedRunner(), uses_stores=False)
+    hardware = dataclasses.replace(prepared.inspection.hardware, kind=kind)
+    inspection = dataclasses.replace(prepared.inspection, hardware=hardware)
+    session = Session(prepared.request, prepared.runner, inspection, prepared.precisions)
+    assert (probe_jobs.goal_of(session, 2**30).steady_bytes is not None) == is_steady

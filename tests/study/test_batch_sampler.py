@@ -189,6 +189,17 @@ def test_a_max_batch_is_repeated_until_two_runs_take_equal_memory() -> None:
     assert kinds["bf16"] == ["probe", "probe", "confirm"]
 
 
+@given(steady=st.integers(0, 200_000))
+def test_a_max_batch_that_leaves_enough_memory_is_not_repeated(steady: int) -> None:
+    results, proposals = search(SAME_SIZE, recommends=False, steady_bytes=steady)
+    for name, found in results.items():
+        assert found.at_max_batch is not None
+        assert found.at_max_batch.peak_bytes is not None
+        left_bytes = SAME_SIZE.budget_bytes - found.at_max_batch.peak_bytes
+        is_repeated = any(each.kind == "repeat" and each.precision == name for each in proposals)
+        assert is_repeated == (left_bytes < steady and name == "fp32")
+
+
 def test_a_precision_vouches_for_no_other() -> None:
     """float32 takes the same memory in every run, bfloat16 does not."""
 
