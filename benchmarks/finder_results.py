@@ -181,7 +181,7 @@ def sentences(figures: dict[str, Any]) -> str:
 
 
 def runs_in_words(rows: Sequence[Row]) -> str:
-    """Return the number of runs of each finder: `amp-track n=3, lightning binsearch n=3, timm n=1`."""
+    """Return the number of runs of each finder: `amp-track n=1/3, lightning binsearch n=3`."""
     counts = {name: [len(row.runs) for row in rows if row.finder == name] for name in (OURS, *PEERS)}
     return ", ".join(f"{name} n={_distinct(found)}" for name, found in counts.items() if found)
 

@@ -233,6 +233,34 @@ def table(result: dict[str, Any]) -> str:
     return markdown.table(headings, rows)
 
 
+def summary_table(record: dict[str, Any]) -> str:
+    """Return the errors of the estimate in use, for docs/plan-speed.md."""
+    found = record["timm, RTX 3090, amp"][IN_USE]
+    of_all, grouped = found["all"], found["with grouped convolutions"]
+    release = record["versions"]["timm"]
+    rows = [
+        [
+            f"timm {release}, RTX 3090, amp, torch 1.12: {of_all['models']} models in both memory formats, "
+            "constant fitted on other families",
+            f"{of_all['median_error']:.2f}", f"{of_all['within_1.5']:.0%}",
+        ],
+        [
+            "of those, with grouped (and not only depthwise) convolutions, which cuDNN computes slowly",
+            f"{grouped['median_error']:.2f}", f"{grouped['within_1.5']:.0%}",
+        ],
+    ]  # fmt: skip
+    for shown, precision in (
+        ("NVIDIA's four convolutional nets, V100 and A100, amp, 2021", "amp"),
+        ("the same nets, V100, fp32", "fp32"),
+    ):
+        ratios = [each["measured"] / each["estimated"] for each in record["NVIDIA"] if each["precision"] == precision]
+        factors = [max(ratio, 1 / ratio) for ratio in ratios]
+        within = sum(each <= 1.5 for each in factors)
+        rows.append([shown, f"{statistics.median(factors):.2f}", f"{within} of {len(factors)}"])
+    ranks = f"The rank correlation of timm's models is {of_all['rank_correlation']:.2f}."
+    return f"{markdown.table(['compared with', 'factor in the median', 'within 1.5 ×'], rows)}\n\n{ranks}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--traces", type=Path, required=True, help="the folder of plan_validation's traces")

@@ -217,10 +217,11 @@ def confirmation_notes(result: MaxBatchResult) -> list[str]:
             "need more memory: search with them."
         )
     runs = [result.precisions[name].runs_at_max_batch for name in result.max_batch]
-    if min(runs, default=1) > 1:
+    if max(runs, default=1) > 1:
         varied = _varying_memory(result) or _RESOLUTION[result.hardware.kind == "cpu"]
         at_least = "at least " if len(set(runs)) > 1 else ""
-        lines.append(f"Each max batch ran in {at_least}{min(runs)} fresh processes. {varied}")
+        processes = counted(min(runs), "fresh process", "fresh processes")
+        lines.append(f"Each max batch ran in {at_least}{processes}. {varied}")
     if result.headroom_bytes:
         lines.append(f"--headroom keeps {format_bytes(result.headroom_bytes)} of the budget free at each max batch.")
     return lines

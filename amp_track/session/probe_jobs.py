@@ -28,11 +28,10 @@ _BEYOND = 3
 _RECOMMENDED_PART = 0.95
 """The part of an accelerator's memory that a recommended batch may take, without --headroom. On a CPU the meter is
 exact, so it may take all."""
-_STEADY_BYTES = 128 * 2**10
-"""Memory of a CPU's budget that a max batch leaves, from which on it needs no repeat: the heap's unit of growth
-(mallopt(3), M_TOP_PAD). 65 of 65 jobs took the same memory to the byte in each of 2 to 12 processes, also beside two
-busy loops (seven networks, AMD EPYC with avx512_bf16, 2 cores, torch 2.14.1, 2026-11-28). Two commands may differ: amp
-on the digits answered 1268 or 1269, where a sample takes 50 KiB.
+_STEADY_BYTES = 32 * 4096
+"""A max batch that leaves these pages of a CPU budget is not repeated. The jobs of a command are forks of one process,
+so memory hardly varies: 65 of 65 jobs took the same memory to the byte in each of 2 to 12 processes, also beside two
+busy loops (seven networks, AMD EPYC with avx512_bf16, 2 cores, torch 2.14.1, 2026-11-28).
 """
 _ACCUMULATED_BATCHES = 2
 """Two are enough to measure accumulation: gradients stay in memory while the next batch runs."""
@@ -106,9 +105,10 @@ def _probes_are_whole(session: Session) -> bool:
 
 
 def _steady_bytes(session: Session) -> int | None:
-    """Return the memory that a max batch leaves if it needs no repeat; None where memory may vary by any amount.
+    """Return how much of the budget a max batch must leave to need no repeat; None if each is repeated.
 
-    A caching allocator and autotuned kernels vary, as do trainings that amp_track has not written, and ranks.
+    The memory of caching allocators, of autotuned kernels, of several ranks, and of trainings that amp_track has not
+    written may vary by more.
     """
     hardware, job = session.inspection.hardware, session.job
     is_steady = session.inspection.kind == "workload" and hardware.kind == "cpu" and job.nproc == 1

@@ -105,7 +105,7 @@ class Goal:
     recommended_bytes: int | None = None
     """The memory that the recommended batch may take; None for the budget."""
     steady_bytes: int | None = None
-    """A confirmed max batch that leaves this much memory needs no repeat; None if memory may vary by more."""
+    """A max batch that leaves at least this much of the budget is not repeated; None to repeat each."""
     forecasts: Forecasting | None = None
     """Without them, the search starts at the first batch."""
     beyond: int = 0
@@ -438,16 +438,10 @@ class BatchSampler(optuna.samplers.BaseSampler):
             at_max_batch = next(probe for probe in known if probe.batch_size == step.batch_size)
             return Proposal(precision, step.batch_size, "confirm", "confirmation run", at_max_batch.peak_bytes)
         peaks = [probe.peak_bytes for probe in (*short, *long) if probe.batch_size == step.batch_size and probe.fits]
-        if not step.batch_size or self._leaves_enough(peaks) or not _needs_repeat(done[precision], peaks):
+        most_bytes = goal.budget_bytes - goal.steady_bytes if goal.steady_bytes is not None else None
+        if not step.batch_size or not _needs_repeat(done[precision], peaks, most_bytes):
             return step
         return Proposal(precision, step.batch_size, "repeat", "repeat, because memory may vary", peaks[0])
-
-    def _leaves_enough(self, peaks: Sequence[int | None]) -> bool:
-        """Return whether the runs of a max batch, of this memory, leave more than memory may vary by."""
-        goal = self.goal
-        if goal.steady_bytes is None or None in peaks:
-            return False
-        return max(peak for peak in peaks if peak is not None) + goal.steady_bytes <= goal.budget_bytes
 
     def _larger_need_as_much(self, batch_size: int, memory: SimulatedMemory | None) -> bool:
         if memory is None:
@@ -535,15 +529,19 @@ def _first_failure(probes: Iterable[Probe]) -> int:
     return min((probe.batch_size for probe in probes if not probe.fits), default=sys.maxsize)
 
 
-def _needs_repeat(done: Iterable[Done], peaks: Sequence[int | None]) -> bool:
+def _needs_repeat(done: Iterable[Done], peaks: Sequence[int | None], most_bytes: int | None) -> bool:
     """Return whether a max batch should run once more; `peaks` is the memory of its runs that fitted.
 
-    Two runs that took the same memory to the byte are enough. Memory that varies takes more runs to tell whether it
-    always fits.
+    Two runs that took the same memory to the byte are enough, and one if all took at most `most_bytes`. Memory that
+    varies takes more runs to tell whether it always fits.
     """
+    if len(peaks) >= _MOST_RUNS_AT_THE_MAX_BATCH:
+        return False
+    if any(job.kind == "repeat" and not job.fits for job in done):
+        return True
     known = [peak for peak in peaks if peak is not None]
-    is_same = len(set(known)) < len(known) and all(job.fits for job in done if job.kind == "repeat")
-    return len(peaks) < _MOST_RUNS_AT_THE_MAX_BATCH and not is_same
+    leaves_enough = most_bytes is not None and len(known) == len(peaks) and max(known) <= most_bytes
+    return len(set(known)) == len(known) and not leaves_enough
 
 
 def _as_predicted(running: Iterable[Proposal], kinds: Sequence[str]) -> list[Probe]:

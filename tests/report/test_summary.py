@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+import pytest
 from table_samples import COMPARE, FIT, SEARCH, comparison
 
 from amp_track.batch_search.search import MaxBatch
@@ -156,10 +157,18 @@ def test_a_max_batch_that_a_single_step_confirms_has_a_note() -> None:
         assert any(said in line for line in max_batch_notes(found)) is is_said, "the second step is a smaller one"
 
 
-def test_processes_are_counted_for_all_max_batches() -> None:
-    amp = dataclasses.replace(FIT.precisions["amp"], runs_at_max_batch=4)
-    found = dataclasses.replace(FIT, precisions={"fp32": dataclasses.replace(amp, runs_at_max_batch=2), "amp": amp})
-    assert any("ran in at least 2 fresh processes" in line for line in max_batch_notes(found))
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [((2, 4), "in at least 2 fresh processes"), ((1, 5), "in at least 1 fresh process."), ((1, 1), None)],
+)
+def test_processes_are_counted_for_all_max_batches(runs: tuple[int, int], said: str | None) -> None:
+    amp = FIT.precisions["amp"]
+    of_each = {
+        name: dataclasses.replace(amp, runs_at_max_batch=count)
+        for name, count in zip(("fp32", "amp"), runs, strict=True)
+    }
+    text = " ".join(max_batch_notes(dataclasses.replace(FIT, precisions=of_each)))
+    assert said in text if said else "fresh process" not in text
 
 
 def test_a_precision_that_was_not_asked_for_has_no_row_and_no_note() -> None:

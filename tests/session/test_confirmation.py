@@ -1,4 +1,4 @@
-"""The length of confirmation runs, on a simulated device of 1,000 samples/s."""
+"""The length of confirmation runs, on a simulated device of 1,000 samples/s, and when a repeat follows."""
 
 from __future__ import annotations
 
@@ -153,15 +153,21 @@ def test_a_job_whose_steps_accumulate_is_confirmed_over_as_many_samples() -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "budget", "nproc", "is_steady"),
-    [("cpu", BUDGET, 1, True), ("cpu", None, 1, False), ("cpu", BUDGET, 2, False), ("cuda", BUDGET, 1, False)],
+    ("target", "device", "budget", "nproc", "is_steady"),
+    [
+        ("workload", "cpu", BUDGET, 1, True),
+        ("workload", "cpu", None, 1, False),
+        ("workload", "cpu", BUDGET, 2, False),
+        ("workload", "cuda", BUDGET, 1, False),
+        ("function", "cpu", BUDGET, 1, False),
+    ],
 )
-def test_memory_is_steady_in_one_process_within_a_cpu_budget(
-    kind: str, budget: int | None, nproc: int, is_steady: bool
+def test_memory_is_steady_in_one_process_of_a_workload_within_a_cpu_budget(
+    target: str, device: str, budget: int | None, nproc: int, is_steady: bool
 ) -> None:
     job = Job(workload=DIGITS, memory_budget_bytes=budget, nproc=nproc)
     prepared = Session.prepare(request(job), ("fp32",), runner=SimulatedRunner(), uses_stores=False)
-    hardware = dataclasses.replace(prepared.inspection.hardware, kind=kind)
-    inspection = dataclasses.replace(prepared.inspection, hardware=hardware)
+    hardware = dataclasses.replace(prepared.inspection.hardware, kind=device)
+    inspection = dataclasses.replace(prepared.inspection, hardware=hardware, kind=target)
     session = Session(prepared.request, prepared.runner, inspection, prepared.precisions)
     assert (probe_jobs.goal_of(session, 2**30).steady_bytes is not None) == is_steady
