@@ -151,10 +151,15 @@ def tested(works: Sequence[Work], model: str) -> list[tuple[Work, float]]:
     return [(each, factors[each.half] * MODELS[model](each)) for each in works]
 
 
+def errors_of(ratios: Sequence[float]) -> list[float]:
+    """Return the errors of ratios of measured to estimated values, in ascending order."""
+    return sorted(max(ratio, 1 / ratio) for ratio in ratios)
+
+
 def summarize(found: Sequence[tuple[Work, float]]) -> dict[str, Any]:
     """Return the errors of rows with their estimated seconds, and the rank correlation of samples per second."""
     ratios = [work.measured_s / seconds for work, seconds in found]
-    errors = sorted(max(ratio, 1 / ratio) for ratio in ratios)
+    errors = errors_of(ratios)
     speeds = [work.row.batch_size / seconds for work, seconds in found]
     return {
         "rows": len(found),
@@ -253,10 +258,10 @@ def summary_table(record: dict[str, Any]) -> str:
         ("NVIDIA's four convolutional nets, V100 and A100, amp, 2021", "amp"),
         ("the same nets, V100, fp32", "fp32"),
     ):
-        ratios = [each["measured"] / each["estimated"] for each in record["NVIDIA"] if each["precision"] == precision]
-        factors = [max(ratio, 1 / ratio) for ratio in ratios]
-        within = sum(each <= 1.5 for each in factors)
-        rows.append([shown, f"{statistics.median(factors):.2f}", f"{within} of {len(factors)}"])
+        of_nets = [each for each in record["NVIDIA"] if each["precision"] == precision]
+        errors = errors_of([each["measured"] / each["estimated"] for each in of_nets])
+        within = sum(error <= 1.5 for error in errors)
+        rows.append([shown, f"{statistics.median(errors):.2f}", f"{within} of {len(errors)}"])
     ranks = f"The rank correlation of timm's models is {of_all['rank_correlation']:.2f}."
     return f"{markdown.table(['compared with', 'factor in the median', 'within 1.5 ×'], rows)}\n\n{ranks}"
 

@@ -77,7 +77,7 @@ def goal_of(session: Session, free_bytes: int, *, recommends: bool = False) -> G
         recommends=recommends,
         effective_batch_size=effective // session.job.nproc if effective is not None else None,
         recommended_bytes=int(_RECOMMENDED_PART * total_bytes) if leaves_headroom else None,
-        steady_bytes=_steady_bytes(session),
+        sure_bytes=budget_bytes - _STEADY_BYTES if _memory_is_steady(session) else None,
         whole_probes=_probes_are_whole(session),
         forecasts=Plans(session, budget_bytes=budget_bytes, max_batch_size=limit.batch_size)
         if session.inspection.kind == "workload"
@@ -104,15 +104,15 @@ def _probes_are_whole(session: Session) -> bool:
     return not confirms_the_end or session.job.epochs not in (1, None)  # None: maybe less than an epoch
 
 
-def _steady_bytes(session: Session) -> int | None:
-    """Return how much of the budget a max batch must leave to need no repeat; None if each is repeated.
+def _memory_is_steady(session: Session) -> bool:
+    """Return whether all runs of a job take nearly the same memory.
 
-    The memory of caching allocators, of autotuned kernels, of several ranks, and of trainings that amp_track has not
-    written may vary by more.
+    That of caching allocators, of autotuned kernels, of several ranks, and of trainings that amp_track has not written
+    may vary.
     """
-    hardware, job = session.inspection.hardware, session.job
-    is_steady = session.inspection.kind == "workload" and hardware.kind == "cpu" and job.nproc == 1
-    return _STEADY_BYTES if is_steady and job.memory_budget_bytes is not None else None
+    inspection, job = session.inspection, session.job
+    is_within_cpu_budget = inspection.hardware.kind == "cpu" and job.memory_budget_bytes is not None
+    return inspection.kind == "workload" and is_within_cpu_budget and job.nproc == 1
 
 
 def limit_of(session: Session) -> Limit:

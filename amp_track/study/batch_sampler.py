@@ -104,8 +104,8 @@ class Goal:
     """Whether to time batches, after the max batches are proven, and to recommend one."""
     recommended_bytes: int | None = None
     """The memory that the recommended batch may take; None for the budget."""
-    steady_bytes: int | None = None
-    """A max batch that leaves at least this much of the budget is not repeated; None to repeat each."""
+    sure_bytes: int | None = None
+    """A max batch whose runs took at most this memory is not repeated; None to repeat each."""
     forecasts: Forecasting | None = None
     """Without them, the search starts at the first batch."""
     beyond: int = 0
@@ -438,8 +438,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             at_max_batch = next(probe for probe in known if probe.batch_size == step.batch_size)
             return Proposal(precision, step.batch_size, "confirm", "confirmation run", at_max_batch.peak_bytes)
         peaks = [probe.peak_bytes for probe in (*short, *long) if probe.batch_size == step.batch_size and probe.fits]
-        most_bytes = goal.budget_bytes - goal.steady_bytes if goal.steady_bytes is not None else None
-        if not step.batch_size or not _needs_repeat(done[precision], peaks, most_bytes):
+        if not step.batch_size or not _needs_repeat(done[precision], peaks, goal.sure_bytes):
             return step
         return Proposal(precision, step.batch_size, "repeat", "repeat, because memory may vary", peaks[0])
 
@@ -529,10 +528,10 @@ def _first_failure(probes: Iterable[Probe]) -> int:
     return min((probe.batch_size for probe in probes if not probe.fits), default=sys.maxsize)
 
 
-def _needs_repeat(done: Iterable[Done], peaks: Sequence[int | None], most_bytes: int | None) -> bool:
+def _needs_repeat(done: Iterable[Done], peaks: Sequence[int | None], sure_bytes: int | None) -> bool:
     """Return whether a max batch should run once more; `peaks` is the memory of its runs that fitted.
 
-    Two runs that took the same memory to the byte are enough, and one if all took at most `most_bytes`. Memory that
+    Two runs that took the same memory to the byte are enough, and one if all took at most `sure_bytes`. Memory that
     varies takes more runs to tell whether it always fits.
     """
     if len(peaks) >= _MOST_RUNS_AT_THE_MAX_BATCH:
@@ -540,8 +539,8 @@ def _needs_repeat(done: Iterable[Done], peaks: Sequence[int | None], most_bytes:
     if any(job.kind == "repeat" and not job.fits for job in done):
         return True
     known = [peak for peak in peaks if peak is not None]
-    leaves_enough = most_bytes is not None and len(known) == len(peaks) and max(known) <= most_bytes
-    return len(set(known)) == len(known) and not leaves_enough
+    is_sure = sure_bytes is not None and len(known) == len(peaks) and max(known) <= sure_bytes
+    return len(set(known)) == len(known) and not is_sure
 
 
 def _as_predicted(running: Iterable[Proposal], kinds: Sequence[str]) -> list[Probe]:

@@ -170,4 +170,4 @@ def test_memory_is_steady_in_one_process_of_a_workload_within_a_cpu_budget(
     hardware = dataclasses.replace(prepared.inspection.hardware, kind=device)
     inspection = dataclasses.replace(prepared.inspection, hardware=hardware, kind=target)
     session = Session(prepared.request, prepared.runner, inspection, prepared.precisions)
-    assert (probe_jobs.goal_of(session, 2**30).steady_bytes is not None) == is_steady
+    assert (probe_jobs.goal_of(session, 2**30).sure_bytes is not None) == is_steady

@@ -193,9 +193,8 @@ def test_a_max_batch_is_repeated_until_two_runs_take_equal_memory() -> None:
 def test_a_max_batch_that_leaves_enough_memory_is_not_repeated(more_bytes: int) -> None:
     confirmed = search(SAME_SIZE, precisions=("fp32",), recommends=False)[0]["fp32"].confirmation
     assert confirmed is not None and confirmed.peak_bytes is not None
-    left_bytes = SAME_SIZE.budget_bytes - confirmed.peak_bytes
-    wanted = left_bytes + more_bytes
-    _, proposals = search(SAME_SIZE, precisions=("fp32",), recommends=False, steady_bytes=wanted)
+    sure_bytes = confirmed.peak_bytes - more_bytes
+    _, proposals = search(SAME_SIZE, precisions=("fp32",), recommends=False, sure_bytes=sure_bytes)
     assert any(each.kind == "repeat" for each in proposals) == bool(more_bytes)
 
 
@@ -208,7 +207,8 @@ def test_where_a_repeat_has_failed_no_max_batch_goes_without() -> None:
 
     smaller = search(SAME_SIZE, recommends=False)[0]["fp32"].max_batch.batch_size - 1
     device = Failing(**vars(SAME_SIZE))
-    results, _ = search(device, precisions=("fp32",), recommends=False, steady_bytes=SAME_SIZE.sample_bytes // 2)
+    sure_bytes = SAME_SIZE.budget_bytes - SAME_SIZE.sample_bytes // 2
+    results, _ = search(device, precisions=("fp32",), recommends=False, sure_bytes=sure_bytes)
     assert results["fp32"].max_batch.batch_size == smaller
     assert results["fp32"].runs_at_max_batch == 5
 
