@@ -272,7 +272,8 @@ def table(result: dict[str, Any]) -> str:
         case, cells = found["case"], []
         for way in WAYS:
             speeds = [run["steps_per_second"] for run in found["runs"][way]]
-            cells.append(f"{statistics.median(speeds):,.0f} steps/s, {found['ratios'][way]:.2f} ×")
+            spread = f" ({min(speeds):,.0f} to {max(speeds):,.0f})" if way == "bare loop" else ""
+            cells.append(f"{statistics.median(speeds):,.0f} steps/s{spread}, {found['ratios'][way]:.2f} ×")
         rows.append([f"{case['name']}, batch {case['batch_size']}", *cells])
     return markdown.table(["training", *WAYS], rows)
 
