@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import signal
+import site
 import sys
 import traceback
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ def _look_here_last() -> None:
         if not others:
             del os.environ["PYTHONPATH"]
         sys.path.remove(first)
+        if first in {*others.split(os.pathsep), *site.getsitepackages(), site.getusersitepackages()}:
+            sys.path.append(first)  # Python has listed it only once
     here = ("", os.getcwd())
     sys.path.sort(key=lambda folder: folder in here)  # stable: the order of the others stays
 

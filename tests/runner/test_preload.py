@@ -5,15 +5,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from support import FAULTS, ROOT
 
 
-def run(*arguments: str | Path, expected_exit_code: int = 0, **settings: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *map(str, arguments)]
+def run(
+    *arguments: str | Path, expected_exit_code: int = 0, python: str | Path = sys.executable, **settings: Any
+) -> subprocess.CompletedProcess[str]:
+    command = [str(python), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, **settings)
     assert done.returncode == expected_exit_code, done.stderr
     return done
@@ -246,6 +250,23 @@ def test_an_import_that_hangs_in_the_fork_server_is_left_to_the_jobs(tmp_path: P
     assert done.stdout.splitlines() == ["seen - 1 threads"]
     (line,) = done.stderr.splitlines()
     assert line == "import reads_environment: it did not finish within 2 s, so each job runs it."
+
+
+def test_an_installed_copy_finds_the_packages_beside_it(tmp_path: Path) -> None:
+    """Python lists `site-packages` once, at its place in PYTHONPATH. When that was taken off the path of the server,
+    it found no torch, and each job imported it, in seconds."""
+    venv.create(tmp_path / "venv")
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    shutil.copytree(ROOT / "amp_track", packages / "amp_track", ignore=shutil.ignore_patterns("__pycache__"))
+    (packages / "others.pth").write_text(str(Path(numpy.__file__).parents[1]))
+    (packages / "beside.py").write_text("import sys\nprint('imported', file=sys.stderr)\n")
+    workload = tmp_path / "workload.py"
+    workload.write_text(Path(FAULTS).read_text().replace("annotations\n", "annotations\nimport beside\n", 1))
+    program = _INSPECTS_AND_RUNS.format(workload=str(workload))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = run("-c", program, python=tmp_path / "venv" / "bin" / "python", env=environment)
+    assert done.stdout == "fits fits\n"
+    assert done.stderr.count("imported") == 1, "in the fork server"
 
 
 @pytest.mark.nightly
