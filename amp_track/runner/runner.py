@@ -168,12 +168,14 @@ class JobRunner:
         """
         started = time.monotonic()
         oom_kills = cgroup.oom_kills()  # to distinguish SIGKILL by the kernel from other senders
+        # Not yet for an inspection, after which another fork server may start: it would inherit the priority.
+        steps_back = self._steps_back and task != "inspect"
         try:
             with contextlib.ExitStack() as stack:
                 running = [
                     stack.enter_context(
                         job_processes.started(
-                            self._imports, task, job, folder, rank, self._has_killed, steps_back=self._steps_back
+                            self._imports, task, job, folder, rank, self._has_killed, steps_back=steps_back
                         )
                     )
                     for rank in all_ranks

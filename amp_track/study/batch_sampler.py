@@ -115,6 +115,11 @@ class Goal:
     effective_batch_size: int | None = None
     """The samples of an optimizer step per process, if the recommended batch is to be accumulated to it."""
 
+    @property
+    def largest_batch(self) -> int:
+        """The largest batch of any probe: evaluation data may have more samples than a training may use."""
+        return max(limit.batch_size for limit in (self.limit, self.most_evaluated) if limit is not None)
+
     def candidates(self, largest: int) -> tuple[int, ...]:
         """Return the batches up to `largest` of which one is recommended; none if no batch is what was asked for."""
         if not largest:
@@ -416,7 +421,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
             assert isinstance(step, Next), "a hint proves nothing"
             is_planned = hint.slope_bytes is not None and not any(probe.fits for probe in known)
             one_more_fails = any(probe.batch_size == step.batch_size + 1 and not probe.fits for probe in known)
-            confirms = goal.confirm and one_more_fails
+            # Only once a batch has fitted: without a pace, a confirmation run would be a whole epoch.
+            confirms = goal.confirm and one_more_fails and any(probe.fits for probe in known)
             kind, reason = ("confirm", "confirmation run") if confirms else ("probe", step.reason)
             return Proposal(
                 precision,
@@ -426,7 +432,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
                 step.predicted_bytes,
                 step.should_fit,
                 is_planned,
-                not step.should_fit and self._larger_need_as_much(step.batch_size, hint.memory),
+                self._larger_need_as_much(step.batch_size, hint.memory),
             )
         if not goal.confirm or not step.batch_size:
             return step
@@ -479,14 +485,14 @@ class BatchSampler(optuna.samplers.BaseSampler):
         return self._memories[precision]
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        batch_sizes = IntDistribution(1, self.goal.limit.batch_size, log=True)
+        batch_sizes = IntDistribution(1, self.goal.largest_batch, log=True)
         return {"precision": CategoricalDistribution(PRECISIONS), "batch_size": batch_sizes}
 
     def suggest(self, trial: optuna.Trial) -> Proposal:
         """Return the job that `sample_relative` has claimed for this trial; prune the trial if no job is left."""
         with storage.one_commit(trial):
             trial.suggest_categorical("precision", PRECISIONS)
-            trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
+            trial.suggest_int("batch_size", 1, self.goal.largest_batch, log=True)
         # The trial itself has read its attributes before the claim was written.
         proposal = read_claim(trial.storage.get_trial(optuna_internals.id_of(trial)))
         assert proposal is not None, "its params are those of a claim"
