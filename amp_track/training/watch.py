@@ -209,8 +209,9 @@ class TrainingWatch:
             return self._job.steps is not None and self.steps >= self._job.steps
         if self.steps < self._steps_needed:
             return False
-        wanted_seconds = _TIMED_SECONDS * self._job.speed_readings
-        return self.steps >= self._most_steps or sum(seconds for seconds, _ in self._full_steps()) >= wanted_seconds
+        full, readings = self._full_steps(), self._job.speed_readings
+        is_timed = len(full) >= readings and sum(seconds for seconds, _ in full) >= _TIMED_SECONDS * readings
+        return is_timed or self.steps >= self._most_steps
 
     def result(self) -> JobResult:
         """Return the result of a training that made enough steps or has ended.
@@ -357,7 +358,9 @@ class TrainingWatch:
             self._epoch_began = time.perf_counter() if trains else None
             self._samples_since_step = 0
         if self.ends_process and self._job.probe and count == 1 and self.steps >= self._steps_needed:
-            self._finish()  # every phase has run
+            readings = self._job.speed_readings
+            if readings == 1 or len(self._full_steps()) >= readings or self.steps >= self._most_steps:
+                self._finish()  # every phase has run
         try:
             index = draw()
         except StopIteration:
@@ -392,6 +395,8 @@ class TrainingWatch:
         if not trains:
             return count == _FULL + 1
         if self._has_shortened_epoch or count <= _FULL or (self.steps < _FULL and not self._has_workers):
+            return False
+        if self._job.speed_readings > 1:  # to be timed, not to reach the peak: only full steps count
             return False
         self._has_shortened_epoch = True
         if self._has_workers:  # all batches up to the last one are drawn before the first step

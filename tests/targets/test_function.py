@@ -81,6 +81,14 @@ def test_a_training_that_ignores_its_precision_is_noticed(
     assert job_result.fits and job_result.ignores_precision
 
 
+@pytest.mark.parametrize(("name", "batch_size"), [("generator", 8), ("epochs", 8), ("one_full_batch", 100)])
+def test_one_process_reads_a_speed_several_times(
+    runner: JobRunner, function_job: FunctionJob, name: str, batch_size: int
+) -> None:
+    job_result = runner.run(function_job(name, batch_size=batch_size, speed_readings=3))
+    assert len(job_result.speed_readings) == 3
+
+
 @pytest.mark.slow
 def test_an_ignored_precision_is_skipped_or_has_a_caution_if_it_was_asked_for(
     function_job: FunctionJob, tmp_path: Path
