@@ -29,6 +29,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
@@ -168,17 +169,22 @@ def _checks(case: Case, rows: Sequence[Row]) -> dict[int, tuple[str, str]]:
     return {answer: checker.at_and_above(answer) for answer in sorted(answers, reverse=True)}
 
 
-def keep(file: Path, rows: list[Row], *, beside: int) -> None:
-    """Store rows. Those of other models, precisions and finders stay."""
+def where(file: Path, *, beside: int) -> dict[str, Any]:
+    """Return where this runs. Exits if the stored rows are of another device."""
     one = Job(workload="benchmarks.models:Cnn", device="cpu")
     result = provenance(JobRunner(one.workload).inspect(one)) | {"beside": beside}
     result["versions"] |= versions("lightning", "accelerate", "timm", "optuna")
+    if file.exists() and (stored := json.loads(file.read_text())["device"]) != result["device"]:
+        sys.exit(f"{file} was measured on {stored}, this is {result['device']}: move it first")
+    return result
+
+
+def keep(file: Path, rows: list[Row], result: dict[str, Any]) -> None:
+    """Store rows. Those of other models, precisions and finders stay."""
     if file.exists():
-        stored = json.loads(file.read_text())
-        if stored["device"] != result["device"]:
-            sys.exit(f"{file} was measured on {stored['device']}, this is {result['device']}: move it first")
         keys = {row.key for row in rows}
-        rows = [row for row in ROWS.validate_python(stored["rows"]) if row.key not in keys] + rows
+        stored = ROWS.validate_python(json.loads(file.read_text())["rows"])
+        rows = [row for row in stored if row.key not in keys] + rows
     rows.sort(key=lambda row: (list(BUDGETS_MIB).index(row.model), len(row.precisions), _order(row.precisions)))
     write(file.stem, result | {"summary": summary(rows), "rows": ROWS.dump_python(rows, mode="json")})
 
@@ -209,6 +215,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the tables of stored results without measuring")
     arguments = parser.parse_args()
     file = result_file(arguments.beside)
+    here = {} if arguments.table else where(file, beside=arguments.beside)
     for model in arguments.models.split(",") if not arguments.table else []:
         asked = arguments.precisions or _default_commands(model)
         commands = [tuple(each.split("+")) for each in asked.split(",")]
@@ -218,7 +225,7 @@ def main() -> None:
                 model, BUDGETS_MIB[model], commands, finders=arguments.finders.split(","), repeats=arguments.repeats,
                 say=lambda line: print(line, file=sys.stderr, flush=True),
             )  # fmt: skip
-        keep(file, rows, beside=arguments.beside)
+        keep(file, rows, here)
     result = json.loads(file.read_text())
     rows = ROWS.validate_python(result["rows"])
     print(
