@@ -258,7 +258,7 @@ def estimate(
 
     Raises:
         BadInput: an argument is invalid, or the step has no memory plan.
-        InvalidReturnValue: the loss is not a scalar tensor.
+        TargetFailed, a ValueError too: the loss is not a scalar tensor.
     """
     from amp_track.commands import estimate as command
 

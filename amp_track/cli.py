@@ -215,7 +215,7 @@ def train_command(
 ) -> None:
     """Train one job and track it in MLflow.
 
-    The flags under Max batch need --batch-size auto.
+    The flags under Max batch need --batch-size auto, except --effective-batch-size.
 
     amp-track train experiments/digits.py --precision bf16 --batch-size 64
 

@@ -1,12 +1,12 @@
 """A timm model as a Workload. max-batch, search, train, compare, plan, dtypes and explain take this file:
 
-    amp-track max-batch FILE --memory-budget 256MiB
-    amp-track search FILE --set model_name=convnext_atto --memory-budget 256MiB
+    amp-track max-batch FILE --memory-budget 256MiB --precision fp32,bf16
+    amp-track search FILE --set model_name=convnext_atto --memory-budget 256MiB --precision fp32,bf16
     amp-track plan FILE --set model_name=resnet50 --set image_size=224 --gpu "RTX 4090"
 
-On a GPU, omit --memory-budget: the limit is then its free memory. Weights are random and nothing is downloaded, which
-changes neither memory nor speed. Put your data set into train_data() and eval_data(). plan also takes any model of timm
-by its name, without this file: timm:resnet50. Needs timm 1.0 or newer.
+On a GPU, omit --memory-budget and --precision: the limit is then its free memory, and amp is fast. Weights are random
+and nothing is downloaded, which changes neither memory nor speed. Put your data set into train_data() and eval_data().
+plan also takes any model of timm by its name, without this file: timm:resnet50. Needs timm 1.0 or newer.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ OPTIONS = (
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 """Chromium refuses its sandbox to root, and asks Google's servers at every start unless it is told not to."""
-WIDE, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
+WIDE, PHONE = {"width": 1400, "height": 900}, {"width": 375, "height": 812}
 SCREENSHOTS = os.environ.get("AMP_TRACK_SCREENSHOTS")
 """A folder to keep screenshots in, for people to look at."""
 

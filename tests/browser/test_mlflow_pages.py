@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.nightly, pytest.mark.browser]
 
 TRAININGS = 12
-PHONE = {"width": 390, "height": 844}
+PHONE = {"width": 375, "height": 812}
 Keep = Callable[["Page"], None]
 
 

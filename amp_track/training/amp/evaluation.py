@@ -65,7 +65,7 @@ class EvalStep:
         """Evaluate one batch, first dimension N.
 
         Raises:
-            InvalidReturnValue: the loss is not a scalar tensor, or the score is not one number per sample.
+            TargetFailed, a ValueError too: the loss is not a scalar tensor, or the score is not one number per sample.
         """
         input = move(input, self._device, channels_last=self._channels_last)
         target = move(target, self._device, channels_last=self._channels_last)

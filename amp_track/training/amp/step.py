@@ -209,8 +209,8 @@ class TrainStep:
             update: make the optimizer step now; False only accumulates gradients.
 
         Raises:
-            InvalidReturnValue: the loss is not a scalar tensor, the score is not one number per sample, or the
-                schedule's factor is not a number, negative, inf or NaN.
+            TargetFailed, a ValueError too: the loss is not a scalar tensor, the score is not one number per sample, or
+                the schedule's factor is not a number, negative, inf or NaN.
         """
         if not self._batches:
             self._begin_step()
