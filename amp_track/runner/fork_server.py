@@ -7,6 +7,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import site
 import sys
 import tempfile
 import threading
@@ -47,6 +48,9 @@ PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"
 PACKAGE_FOLDER = str(Path(__file__).parents[2])
 """The folder of this package, first on the path of the server: `mlflow run` starts a command in the project folder
 while the environment may contain another copy, which jobs would run instead."""
+IS_INSTALLED = PACKAGE_FOLDER in {*site.getsitepackages(), site.getusersitepackages()}
+"""Whether Python searches that folder anyway. It then keeps its place, and the server imports the same torch as the
+command."""
 SAFE_PATH_VARIABLE, SAFE_PATH = "PYTHONSAFEPATH", "amp_track"
 """The variable that keeps the working folder off Python's path, and the value that marks it as set by amp_track."""
 _ADDR_NO_RANDOMIZE, _NO_CHANGE = 0x0040000, 0xFFFFFFFF
@@ -229,13 +233,14 @@ def _starting(imports: LeadingImports, *, inspects: bool = False) -> Iterator[No
     environment = {
         PRELOAD_VARIABLE: "\n".join(imports.statements),
         INSPECTS_VARIABLE: "1" if inspects and hasattr(os, "waitid") else "",  # macOS lacks it before Python 3.13
-        "PYTHONPATH": os.pathsep.join(filter(None, [PACKAGE_FOLDER, os.environ.get("PYTHONPATH", "")])),
         # The server starts by `python -c`, which searches the working folder first.
         SAFE_PATH_VARIABLE: os.environ.get(SAFE_PATH_VARIABLE) or SAFE_PATH,
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         # Otherwise torch.cuda.is_available(), which packages call at import, initializes CUDA.
         "PYTORCH_NVML_BASED_CUDA_CHECK": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
     }
+    if not IS_INSTALLED:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [PACKAGE_FOLDER, os.environ.get("PYTHONPATH", "")]))
     with _LOCK, processes.variables(environment):
         before, random_addresses = _pid(), _personality(_NO_CHANGE)
         if random_addresses != -1:

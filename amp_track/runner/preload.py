@@ -11,7 +11,6 @@ import gc
 import importlib
 import os
 import signal
-import site
 import sys
 import traceback
 from collections.abc import Sequence
@@ -38,13 +37,12 @@ def _look_here_last() -> None:
     if os.environ.get(fork_server.SAFE_PATH_VARIABLE) == fork_server.SAFE_PATH:
         del os.environ[fork_server.SAFE_PATH_VARIABLE]
     first, _, others = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
-    if first == fork_server.PACKAGE_FOLDER:  # only needed to import this package
+    if first == fork_server.PACKAGE_FOLDER and not fork_server.IS_INSTALLED:  # only needed to import this package
         os.environ["PYTHONPATH"] = others
         if not others:
             del os.environ["PYTHONPATH"]
-        sys.path.remove(first)
-        if first in {*others.split(os.pathsep), *site.getsitepackages(), site.getusersitepackages()}:
-            sys.path.append(first)  # Python has listed it only once
+        if not others or first not in map(os.path.abspath, others.split(os.pathsep)):  # Python has listed it once
+            sys.path.remove(first)
     here = ("", os.getcwd())
     sys.path.sort(key=lambda folder: folder in here)  # stable: the order of the others stays
 

@@ -49,7 +49,7 @@ class JobRunner:
     Args:
         workload: the file or module of the workload. The installed packages that it imports are imported once for all
             jobs.
-        steps_back: lower the priority of this process permanently, so that its jobs run first.
+        steps_back: lower the priority of this process permanently, after the inspection, so that its jobs run first.
     """
 
     def __init__(self, workload: str, *, steps_back: bool = False) -> None:

@@ -421,8 +421,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
             assert isinstance(step, Next), "a hint proves nothing"
             is_planned = hint.slope_bytes is not None and not any(probe.fits for probe in known)
             one_more_fails = any(probe.batch_size == step.batch_size + 1 and not probe.fits for probe in known)
-            # Only once a batch has fitted: without a pace, a confirmation run would be a whole epoch.
-            confirms = goal.confirm and one_more_fails and any(probe.fits for probe in known)
+            # Without a pace, the confirmation run of a workload would be a whole epoch, whatever it takes.
+            confirms = goal.confirm and one_more_fails and any(job.fits for job in done[precision])
             kind, reason = ("confirm", "confirmation run") if confirms else ("probe", step.reason)
             return Proposal(
                 precision,
@@ -432,7 +432,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
                 step.predicted_bytes,
                 step.should_fit,
                 is_planned,
-                self._larger_need_as_much(step.batch_size, hint.memory),
+                not step.should_fit and self._larger_need_as_much(step.batch_size, hint.memory),
             )
         if not goal.confirm or not step.batch_size:
             return step

@@ -132,11 +132,14 @@ def speed_readings(done: Iterable[Done]) -> dict[int, list[float]]:
 
 
 def largest_with_headroom(done: Iterable[Done], max_batch: int, most_bytes: int | None) -> int:
-    """Return the largest batch up to the max batch whose runs took at most `most_bytes`; 0 if there is none."""
+    """Return the largest batch up to the max batch whose runs took at most `most_bytes`; 0 if there is none.
+
+    Timings do not count: they may have no evaluation.
+    """
     if most_bytes is None:
         return max_batch
-    runs = (job for job in done if job.fits and (job.job_result.peak_bytes or math.inf) <= most_bytes)
-    return max((job.batch_size for job in runs if job.batch_size <= max_batch), default=0)
+    runs = (job for job in done if job.fits and job.kind != "timing" and job.batch_size <= max_batch)
+    return max((job.batch_size for job in runs if (job.job_result.peak_bytes or math.inf) <= most_bytes), default=0)
 
 
 def was_refuted(done: Iterable[Done]) -> bool:

@@ -3,7 +3,8 @@
 A probe is a shortened epoch, as in `amp_track.training.trainer`: two full batches, the epoch's own last batch, an
 evaluation of two batches and its own last one, then full batches again. Three full steps alone are not enough: four of
 five max batches found with them ran out of memory later, three at the epoch's smaller last batch. If samples differ in
-size, the batches of a probe consist of the largest ones, and so does every second batch of a longer run.
+size, the batches of a probe consist of the largest ones, and so does every second batch of a longer run. A probe with
+several readings of the speed makes full steps only.
 
 Uses private names of torch: `Optimizer.__init__`, `Module._apply`, `autocast._enabled`, `device` and `fast_dtype`, and
 `_next_index`, `_sampler_iter`, `_index_sampler`, `_dataset_kind`, `_dataset`, `_num_workers` and `_collate_fn` of
@@ -357,10 +358,9 @@ class TrainingWatch:
             self._is_interrupted = True
             self._epoch_began = time.perf_counter() if trains else None
             self._samples_since_step = 0
-        if self.ends_process and self._job.probe and count == 1 and self.steps >= self._steps_needed:
-            readings = self._job.speed_readings
-            if readings == 1 or len(self._full_steps()) >= readings or self.steps >= self._most_steps:
-                self._finish()  # every phase has run
+        is_timing = self._job.speed_readings > 1
+        if self.ends_process and self._job.probe and count == 1 and self.steps >= self._steps_needed and not is_timing:
+            self._finish()  # every phase has run
         try:
             index = draw()
         except StopIteration:

@@ -255,10 +255,11 @@ def test_an_import_that_hangs_in_the_fork_server_is_left_to_the_jobs(tmp_path: P
 def test_an_installed_copy_finds_the_packages_beside_it(tmp_path: Path) -> None:
     """Python lists `site-packages` once, at its place in PYTHONPATH. When that was taken off the path of the server,
     it found no torch, and each job imported it, in seconds."""
-    venv.create(tmp_path / "venv")
+    venv.create(tmp_path / "venv", symlinks=True)
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     shutil.copytree(ROOT / "amp_track", packages / "amp_track", ignore=shutil.ignore_patterns("__pycache__"))
-    (packages / "others.pth").write_text(str(Path(numpy.__file__).parents[1]))
+    later = install(tmp_path / "later", "beside", "raise SystemExit('the wrong one')")
+    (packages / "others.pth").write_text(f"{later}\n{Path(numpy.__file__).parents[1]}\n")
     (packages / "beside.py").write_text("import sys\nprint('imported', file=sys.stderr)\n")
     workload = tmp_path / "workload.py"
     workload.write_text(Path(FAULTS).read_text().replace("annotations\n", "annotations\nimport beside\n", 1))

@@ -169,6 +169,13 @@ EXACT = Device(
 SAME_SIZE = dataclasses.replace(EXACT, size_ratio=None)
 
 
+def test_a_confirmation_run_follows_a_batch_that_fits() -> None:
+    """Nothing else tells how long its steps take, and so how many it may have."""
+    device = dataclasses.replace(SAME_SIZE, fixed_bytes=0, sample_bytes=40 * MIB)
+    kinds = [(each.kind, each.batch_size) for each in search(device, first_batch=2)[1] if each.precision == "fp32"]
+    assert kinds[:3] == [("probe", 2), ("probe", 1), ("confirm", 1)]
+
+
 def test_readings_of_one_batch_are_numbered() -> None:
     reasons = [each.reason for each in search(EXACT)[1] if each.kind == "timing" and each.precision == "fp32"]
     first = "to time it: it may be recommended"

@@ -19,6 +19,7 @@ from amp_track.runner.runner import JobRunner
 from amp_track.targets.base import load_target
 
 FunctionJob = Callable[..., Job]
+Options = tuple[tuple[str, str], ...]
 
 
 @pytest.fixture
@@ -81,11 +82,12 @@ def test_a_training_that_ignores_its_precision_is_noticed(
     assert job_result.fits and job_result.ignores_precision
 
 
-@pytest.mark.parametrize(("name", "batch_size"), [("generator", 8), ("epochs", 8), ("one_full_batch", 100)])
+@pytest.mark.parametrize(("name", "options"), [("generator", ()), ("epochs", ()), ("epochs", (("samples", "28"),))])
 def test_one_process_reads_a_speed_several_times(
-    runner: JobRunner, function_job: FunctionJob, name: str, batch_size: int
+    runner: JobRunner, function_job: FunctionJob, name: str, options: Options
 ) -> None:
-    job_result = runner.run(function_job(name, batch_size=batch_size, speed_readings=3))
+    """Of two epochs of three full batches, none is left out."""
+    job_result = runner.run(function_job(name, options=options, speed_readings=3))
     assert len(job_result.speed_readings) == 3
 
 
