@@ -215,17 +215,19 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the tables of stored results without measuring")
     arguments = parser.parse_args()
     file = result_file(arguments.beside)
-    here = {} if arguments.table else where(file, beside=arguments.beside)
-    for model in arguments.models.split(",") if not arguments.table else []:
-        asked = arguments.precisions or _default_commands(model)
-        commands = [tuple(each.split("+")) for each in asked.split(",")]
-        print(model, BUDGETS_MIB[model], file=sys.stderr)
-        with busy_loops(arguments.beside):
-            rows = compare(
-                model, BUDGETS_MIB[model], commands, finders=arguments.finders.split(","), repeats=arguments.repeats,
-                say=lambda line: print(line, file=sys.stderr, flush=True),
-            )  # fmt: skip
-        keep(file, rows, here)
+    if not arguments.table:
+        here = where(file, beside=arguments.beside)
+        for model in arguments.models.split(","):
+            asked = arguments.precisions or _default_commands(model)
+            commands = [tuple(each.split("+")) for each in asked.split(",")]
+            print(model, BUDGETS_MIB[model], file=sys.stderr)
+            with busy_loops(arguments.beside):
+                rows = compare(
+                    model, BUDGETS_MIB[model], commands,
+                    finders=arguments.finders.split(","), repeats=arguments.repeats,
+                    say=lambda line: print(line, file=sys.stderr, flush=True),
+                )  # fmt: skip
+            keep(file, rows, here)
     result = json.loads(file.read_text())
     rows = ROWS.validate_python(result["rows"])
     print(

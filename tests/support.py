@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 ROOT = Path(__file__).parent.parent
+PHONE = {"width": 375, "height": 812}
 DIGITS = str(ROOT / "experiments" / "digits.py")
 WORKLOADS = Path(__file__).parent / "workloads"
 FAULTS = str(WORKLOADS / "faults.py")

@@ -204,6 +204,11 @@ class TrainingWatch:
         return len(self._ends)
 
     @property
+    def _is_timing(self) -> bool:
+        """Whether this probe is to be timed and not to reach the peak: then it makes full steps only."""
+        return self._job.speed_readings > 1
+
+    @property
     def is_done(self) -> bool:
         """Whether the job needs no more steps."""
         if not self._job.probe:
@@ -358,9 +363,9 @@ class TrainingWatch:
             self._is_interrupted = True
             self._epoch_began = time.perf_counter() if trains else None
             self._samples_since_step = 0
-        is_timing = self._job.speed_readings > 1
-        if self.ends_process and self._job.probe and count == 1 and self.steps >= self._steps_needed and not is_timing:
-            self._finish()  # every phase has run
+        has_all_phases = count == 1 and self.steps >= self._steps_needed and not self._is_timing
+        if self.ends_process and self._job.probe and has_all_phases:
+            self._finish()
         try:
             index = draw()
         except StopIteration:
@@ -396,7 +401,7 @@ class TrainingWatch:
             return count == _FULL + 1
         if self._has_shortened_epoch or count <= _FULL or (self.steps < _FULL and not self._has_workers):
             return False
-        if self._job.speed_readings > 1:  # to be timed, not to reach the peak: only full steps count
+        if self._is_timing:
             return False
         self._has_shortened_epoch = True
         if self._has_workers:  # all batches up to the last one are drawn before the first step

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
+from support import PHONE
 
 from benchmarks.servers import Server, running_server
 
@@ -23,7 +24,7 @@ OPTIONS = (
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 """Chromium refuses its sandbox to root, and asks Google's servers at every start unless it is told not to."""
-WIDE, PHONE = {"width": 1400, "height": 900}, {"width": 375, "height": 812}
+WIDE = {"width": 1400, "height": 900}
 SCREENSHOTS = os.environ.get("AMP_TRACK_SCREENSHOTS")
 """A folder to keep screenshots in, for people to look at."""
 

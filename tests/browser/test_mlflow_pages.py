@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from simulated import SimulatedRunner
-from support import WORKLOADS, request
+from support import PHONE, WORKLOADS, request
 
 from amp_track.commands.search import search
 from amp_track.config.job import Job
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.nightly, pytest.mark.browser]
 
 TRAININGS = 12
-PHONE = {"width": 375, "height": 812}
 Keep = Callable[["Page"], None]
 
 

@@ -13,7 +13,7 @@ import numpy
 import pytest
 from mlflow import MlflowClient
 from simulated import SimulatedRunner
-from support import WORKLOADS, request, stores
+from support import PHONE, WORKLOADS, request, stores
 
 from amp_track.commands.search import search
 from amp_track.config.job import Job
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.nightly, pytest.mark.browser]
 
-PHONE = {"width": 375, "height": 812}
 Keep = Callable[["Page"], None]
 
 
