@@ -14,7 +14,7 @@ BOUND := --timeout 600
 .PHONY: search test test-slow test-all test-oldest test-newest test-nightly fuzz audit lint format gpu benchmark finders published docs docs-all site serve mutants faults clean
 
 search: $(VENV)/installed  ## the digits example: max batches and trainings within 64 MiB of main memory; a minute
-	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --time-limit 90s
+	$(BIN)/amp-track search experiments/digits.py --device cpu --memory-budget 64MiB --time-limit 90s
 
 test: $(VENV)/installed-dev  ## the quick tests, of every module: three to four minutes on two cores
 	$(PYTEST) $(BOUND) $(ARGS) -m "not slow and not nightly"

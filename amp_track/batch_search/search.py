@@ -197,7 +197,8 @@ def explore(
             guess = _by_bisection(floor, ceiling, any_failed=bool(failing))
         else:
             guess = _by_memory(metered, failing, ceiling, target_bytes, hint, from_above=from_above)
-    batch_size = min(max(guess.batch_size, floor + 1), ceiling - 1)
+    # One sample comes after two, which have to fail to prove it: a training with BatchNorm may reject a single one.
+    batch_size = min(max(guess.batch_size, floor + 1, 2), ceiling - 1)
     if batch_size == limit.batch_size and not failing:
         bound = "--max-batch-size" if limit.bound == "max_batch_size" else limit.bound
         return dataclasses.replace(guess, batch_size=batch_size, reason=f"upper limit of the search ({bound})")
@@ -217,7 +218,7 @@ def _before_anything_fits(ceiling: int, hint: Hint, *, any_failed: bool) -> Next
         return Next(hint.batch_size, hint.reason, hint.predicted_bytes)
     if (hint.fixed_bytes is not None or hint.slope_bytes is not None) and ceiling == hint.batch_size:
         return Next(ceiling // 2, f"half of {ceiling}, which does not fit")
-    return Next(ceiling // 16, f"a sixteenth of {ceiling}, which does not fit")
+    return Next(ceiling // 16, f"{ceiling} does not fit; trying far less")
 
 
 def _by_bisection(floor: int, ceiling: int, *, any_failed: bool) -> Next:

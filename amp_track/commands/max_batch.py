@@ -191,7 +191,7 @@ def find_max_batches(
     result = result_of(session, study, sampler, fits, run=tracked_study.run)
     publish.keep_max_batches(tracked_study, result)
     if fits.keys() >= {*session.precisions} and not any(fitted.max_batch.batch_size for fitted in fits.values()):
-        raise NothingFits(why_nothing_fits(goal.budget_bytes, fits), result=result.as_json())
+        raise NothingFits(why_nothing_fits(session.job, goal.budget_bytes, fits), result=result.as_json())
     return result
 
 

@@ -239,7 +239,7 @@ def _reason(found: MaxBatchResult, fitted: PrecisionResult, choice: Recommendati
     """Return the reason for a recommended batch below the max batch, in one line."""
     batch_size, timed, parts = choice.batch_size, fitted.timed, []
     if found.recommended_bytes is not None and found.limit_bytes and fitted.leaves_headroom:
-        parts.append(f"leaves {1 - found.recommended_bytes / found.limit_bytes:.0%} of the memory free")
+        parts.append(f"leaves at least {1 - found.recommended_bytes / found.limit_bytes:.0%} of the memory free")
     multiple_of = found.multiple_of if found.multiple_of > 1 else MULTIPLE_OF
     if batch_size % multiple_of == 0 and batch_size != choice.max_batch and found.effective_batch_size is None:
         parts.append(f"is a multiple of {multiple_of}")

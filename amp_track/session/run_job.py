@@ -75,7 +75,9 @@ def run_trial(
             if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
                 with contextlib.suppress(StoreFailed):  # report the crash, not the store's failure
                     dashboard.note_failure(trial, job_result)
-            raise_on_crash(job, job_result, where=where if session.inspection.kind != "workload" else "")
+            # A batch of 1, which BatchNorm may reject, is tried where 2 does not fit.
+            is_told = session.inspection.kind != "workload" or job.batch_size == 1
+            raise_on_crash(job, job_result, where=where if is_told else "")
     metric_name = session.inspection.metric_name if proposal is None else None  # a probe has no useful metric
     why = proposal.reason if proposal is not None else note
     progress.say(progress.job_result_line(job, job_result, metric_name=metric_name, why=why), precision=job.precision)
@@ -142,10 +144,14 @@ def run_tracked(
 
 
 def raise_on_crash(job: Job, job_result: JobResult, *, where: str = "") -> None:
-    """Raise TargetFailed if the job crashed or timed out; `where` is the state of a function's or command's search."""
+    """Raise TargetFailed if the job crashed or timed out; `where` is the state of the search, if it may be a reason."""
     if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
         ran = f": {shlex.join(job.words(scratch='OUTPUT_FOLDER'))}" if job.command else ""
-        hint = f"; {where}. Does it reject odd batch sizes? Drop the odd sample there" if "fits" in where else ""
+        hint = ""
+        if "fits" in where:
+            hint = f"; {where}. Does it reject odd batch sizes? Drop the odd sample there"
+        elif where and job.batch_size == 1:
+            hint = f"; {where}. If it needs two samples, raise --memory-budget or choose another --precision"
         is_exception = job_result.status is JobStatus.CRASHED and not job_result.signal
         raise TargetFailed(
             f"{job.workload}: {job_result.message} at {job.precision}, batch {job.batch_size}{ran}"
@@ -172,18 +178,19 @@ def why_it_does_not_fit(session: Session, job: Job, job_result: JobResult) -> st
     return f"out of memory{where}: {fits}; {more}{explain}"
 
 
-def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionResult]) -> str:
-    """Return that not even one sample fits, and how many bytes each precision lacks."""
+def why_nothing_fits(job: Job, limit_bytes: int, fits: Mapping[str, PrecisionResult]) -> str:
+    """Return that not even one sample fits, how many bytes each precision lacks, and what to do."""
     needs = ", ".join(
-        f"{name} {fitted.bytes_needed:,} bytes ({fitted.bytes_needed - budget_bytes:,} over the limit)"
+        f"{name} {fitted.bytes_needed:,} bytes ({fitted.bytes_needed - limit_bytes:,} over the limit)"
         for name, fitted in fits.items()
-        if fitted.bytes_needed is not None and fitted.bytes_needed > budget_bytes
+        if fitted.bytes_needed is not None and fitted.bytes_needed > limit_bytes
     )
     impossible = impossible_precisions(fits)
     if len(impossible) == len(fits):
         return "; ".join(impossible)
-    nothing = f"not even one sample fits {format_bytes(budget_bytes)}" + (f"; it needs: {needs}" if needs else "")
-    return "; ".join([nothing, *impossible])
+    nothing = f"not even one sample fits {format_bytes(limit_bytes)}" + (f"; it needs: {needs}" if needs else "")
+    fix = "Raise --memory-budget" if job.memory_budget_bytes is not None else "Choose a smaller model"
+    return "; ".join([nothing, *impossible]) + f". {fix}."
 
 
 def limit_in_words(job: Job) -> str:

@@ -38,9 +38,9 @@ STEPS: list[tuple[str, int | None, dict[str, Any], Next]] = [
     # Before anything fits: the hint, then far less; half of it where another precision's line is known.
     ("", 1000, {}, Next(8, "first probe")),
     ("", 1000, {"limit": 5}, Next(5, "upper limit of the search (dataset)")),
-    ("8!", 1000, {}, Next(1, "a sixteenth of 8, which does not fit")),
+    ("8!", 1000, {}, Next(2, "8 does not fit; trying far less")),
     ("500!", 1000, {"hint": Hint(500, "fp32's edge", 100.0)}, Next(250, "half of 500, which does not fit")),
-    ("250!", 1000, {"hint": Hint(500, "fp32's edge", 100.0)}, Next(15, "a sixteenth of 250, which does not fit")),
+    ("250!", 1000, {"hint": Hint(500, "fp32's edge", 100.0)}, Next(15, "250 does not fit; trying far less")),
     # Without a meter: it doubles, and bisects.
     ("8=100", None, {}, Next(16, "twice 8, which fits")),
     ("8=100 15!", None, {}, Next(11, "bisecting between 8, which fits, and 15, which does not")),
@@ -214,6 +214,19 @@ def test_a_bend_or_a_jump_is_found_exactly(
 ) -> None:  # fmt: skip
     found, _ = make(max_batch, budget, share, at, data.draw(sizes)).search(hint=hint)
     assert found.batch_size == max_batch
+
+
+@given(max_batch=st.integers(0, 64), hint=st.integers(1, 4096).map(Hint), has_meter=st.booleans())
+def test_one_sample_is_tried_only_where_two_do_not_fit(max_batch: int, hint: Hint, has_meter: bool) -> None:
+    """A training with BatchNorm may reject a single sample."""
+    probes: list[Probe] = []
+    budget = 1000 * max_batch + 500
+    while isinstance(step := explore(probes, UNLIMITED, budget_bytes=budget if has_meter else None, hint=hint), Next):
+        fits = step.batch_size <= max_batch
+        assert step.batch_size > 1 or any(probe.batch_size == 2 and not probe.fits for probe in probes)
+        status = JobStatus.FITS if fits else JobStatus.OOM
+        probes.append(Probe(step.batch_size, status, 1000 * step.batch_size))
+    assert step.batch_size == max_batch
 
 
 @given(max_batch=MAX_BATCHES, budget=BUDGETS, share=SHARES, hint=FIRST, part=st.floats(0, 0.05))

@@ -90,7 +90,7 @@ def test_a_time_limit_before_the_last_precision_does_not_say_that_nothing_fits(
     runner = SimulatedRunner(bytes_per_sample={"fp32": 2 * BUDGET, "bf16": 20_000})
     clock = SimpleNamespace(monotonic=lambda: 60.0 * len(runner.jobs))
     monkeypatch.setattr(max_batch_command, "time", clock)
-    found = max_batch(asked("fp32", "bf16", time_limit_seconds=90.0), runner=runner)
+    found = max_batch(asked("fp32", "bf16", time_limit_seconds=150.0), runner=runner)
     assert found.precisions["fp32"].max_batch.batch_size == 0
     assert found.unproven == ("bf16",)
 
@@ -551,6 +551,13 @@ class TestResuming:
         done = SimulatedRunner()
         assert max_batch(asked(), runner=done).max_batch == {"fp32": LARGEST}
         assert 16 not in {job.batch_size for job in done.jobs if job.probe}, "known batches are not probed again"
+
+    def test_a_single_sample_that_is_rejected_where_two_do_not_fit_is_told_as_such(self) -> None:
+        crash = JobResult(status=JobStatus.CRASHED, message="ValueError: BatchNorm needs two samples")
+        rejecting = SimulatedRunner(fails=lambda job: crash if job.batch_size == 1 else None)
+        with pytest.raises(TargetFailed, match=r"batch 1; batch 2 does not fit\. .*raise --memory-budget"):
+            max_batch(asked(job={"memory_budget_bytes": MEBIBYTE}), runner=rejecting)
+        assert [job.batch_size for job in rejecting.jobs] == [16, 2, 1]
 
     def test_an_interrupt_while_another_worker_has_the_turn_ends_the_trial(self) -> None:
         def fails(job: Job) -> JobResult | None:

@@ -53,7 +53,7 @@ def test_a_batch_below_the_max_batch_has_its_reason() -> None:
     limit = {"limit_bytes": 1000, "recommended_bytes": 950, "multiple_of": 1, "effective_batch_size": None}
     said = answer(dataclasses.replace(FIT, precisions={"amp": amp}, **limit))
     assert said.more[-1] == (
-        "Batch 6,664 leaves 5% of the memory free and is a multiple of 8 and is the smallest timed one within 3 % of "
+        "Batch 6,664 leaves at least 5% of the memory free and is a multiple of 8 and is the smallest timed one within 3 % of "
         "the best speed (median; 6,664: 98 samples/s in 3 readings, 13,328: 100 samples/s in 2 readings)."
     )
 
