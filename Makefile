@@ -16,6 +16,9 @@ BOUND := --timeout 600
 search: $(VENV)/installed  ## the digits example: max batches and trainings within 64 MiB of main memory; a minute
 	$(BIN)/amp-track search experiments/digits.py --device cpu --memory-budget 64MiB --time-limit 90s
 
+# These tests expect a CPU, also on a machine with a GPU, whose tests `make gpu` runs.
+test test-slow test-oldest test-newest test-nightly: export CUDA_VISIBLE_DEVICES :=
+
 test: $(VENV)/installed-dev  ## the quick tests, of every module: three to four minutes on two cores
 	$(PYTEST) $(BOUND) $(ARGS) -m "not slow and not nightly"
 

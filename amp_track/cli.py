@@ -192,7 +192,7 @@ def init_command(
     from amp_track.commands import init
 
     commands = init.init(request)
-    print(f"Wrote {file}. Try it, on a GPU without --memory-budget, then put your training in:")
+    print(f"Wrote {file}. Try it, then put your training in:")
     folder = os.path.dirname(file)
     for line in [f"cd {shlex.quote(folder)}"] * bool(folder) + commands:
         print(f"  {line}")

@@ -67,9 +67,7 @@ def next_to_time(readings: Readings, batches: Sequence[int]) -> int | None:
             return None if is_hopeless else batch
         if is_smaller and median(own) < NO_SLOWER * best:
             return None
-        best = max(best, median(own))
-        if not best:  # the probes are too short to have a speed
-            return None
+        best = max(best, median(own))  # 0 if its training is too short to have a speed
     return None
 
 

@@ -12,6 +12,7 @@ from amp_track.commands import interrupted_safely
 from amp_track.config.cli_params import flags_of
 from amp_track.config.job import Job, library_of_model
 from amp_track.config.options import Request
+from amp_track.memory_plan import gpus
 from amp_track.memory_plan.allocator import allocator_kind
 from amp_track.memory_plan.explanation import explained, task_within
 from amp_track.memory_plan.predict import bytes_of_libraries
@@ -62,7 +63,13 @@ def _predicted(request: Request) -> ExplainResult:
     assert job.batch_size is not None
     lower = [name for name in ("bf16", "amp") if session.inspection.support(name).supported][:1]
     precisions = (job.precision, *(lower if job.precision in ("fp32", "tf32") else ()))
-    task = task_within(capacity_bytes, precisions=precisions, batch_size=job.batch_size, is_cuda=is_cuda)
+    task = task_within(
+        capacity_bytes,
+        precisions=precisions,
+        batch_size=job.batch_size,
+        is_cuda=is_cuda,
+        kernels=gpus.device_kernels(session.inspection.hardware),
+    )
     with progress.working("simulating the training step"):
         plans = runner.plan(job, task, processes=len(precisions)).precisions
     kind = allocator_kind(on_cuda=is_cuda)

@@ -6,7 +6,9 @@ import contextlib
 import importlib.util
 import keyword
 import os
+import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from amp_track.records.errors import BadInput, summary
 
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 """The templates, with FILE and MODULE in place of the name of the file. They are data: this package imports none."""
+_FOR_A_CPU = r" --memory-budget \S+| --precision fp32,bf16"
+"""The flags of their commands that make a CPU reach its limit soon. On a GPU no training may fit such a budget."""
 
 
 def init(request: Request) -> list[str]:
@@ -38,7 +42,14 @@ def init(request: Request) -> list[str]:
                 raise
     except (OSError, ValueError) as error:
         raise BadInput(f"{file} cannot be written: {summary(error)}") from None
-    return [line.removeprefix("    ") for line in text.split('"""')[1].splitlines() if line.startswith("    ")]
+    lines = [line.removeprefix("    ") for line in text.split('"""')[1].splitlines() if line.startswith("    ")]
+    return [re.sub(_FOR_A_CPU, "", line) for line in lines] if _has_gpu() else lines
+
+
+def _has_gpu() -> bool:
+    """Return whether this machine has a driver of NVIDIA or AMD, without importing torch."""
+    has_device = any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/kfd"))
+    return has_device or shutil.which("nvidia-smi") is not None
 
 
 def _check_name(file: Path) -> None:

@@ -16,6 +16,7 @@ from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS, Precision
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.result import IN_16_BITS, IN_FLOAT32, JobResult, JobStatus
+from amp_track.records.units import format_bytes
 from amp_track.report import progress
 from amp_track.report.summary import proof
 from amp_track.results.max_batch import NOT_ASKED_FOR, MaxBatchResult, PrecisionResult
@@ -143,7 +144,10 @@ def find_max_batches(
     from amp_track.study.max_batch_jobs import Proposal
 
     session, study, goal = tracked_study.session, tracked_study.study, sampler.goal
-    progress.say(f"finding the max batch within {limit_in_words(session.job)} at {', '.join(session.precisions)}")
+    limit, memory_bytes = limit_in_words(session.job), session.inspection.hardware.memory_bytes
+    if session.job.memory_budget_bytes is None and memory_bytes is not None:  # other processes may hold most of it
+        limit += f" ({format_bytes(goal.budget_bytes)} of {format_bytes(memory_bytes)})"
+    progress.say(f"finding the max batch within {limit} at {', '.join(session.precisions)}")
     for name, reason in session.skipped.items():
         progress.say(f"{name} skipped: {reason}")
     session.say_cautions()

@@ -148,8 +148,11 @@ class JobResult:
     wall_seconds: float = 0.0
     train_seconds: float | None = None
     waited_seconds: float | None = None  # the part of `train_seconds` in which the device waited for the next batch
-    load_seconds: float | None = None  # the time to load one batch in the job process, as a probe measures it
-    samples_per_second: float | None = None  # speed of training. A probe does not count loading.
+    load_seconds: float | None = None
+    """The time to load one batch in the job process, as a probe measures it; of a function or a command the mean time
+    that a step waits for its batches."""
+    samples_per_second: float | None = None
+    """Speed of training. A probe of a workload does not count loading."""
     speed_readings: tuple[float, ...] = ()
     """Samples per second of each timing, if a probe timed its full steps several times; the median is its speed."""
     cold_samples_per_second: float | None = None

@@ -14,6 +14,8 @@ from amp_track.report.wording import (
     NOTHING_LEARNED,
     ONE_SEED,
     RUN_AGAIN,
+    SHORT_SECONDS,
+    SHORT_TRAININGS,
     UNKNOWN,
     counted,
     duration,
@@ -26,9 +28,6 @@ from amp_track.report.wording import (
 )
 from amp_track.results import compare as comparison
 from amp_track.results.compare import Cell, CompareResult, Speed, pays_from
-
-_SHORT_SECONDS = 1.0
-"""The speed of a shorter training is unreliable: other load on the machine distorts it."""
 
 
 def tables(result: CompareResult) -> list[Table]:
@@ -158,10 +157,8 @@ def notes(result: CompareResult) -> list[str]:
         lines.append(NOTHING_LEARNED)
     if has_cpu_budget(result):
         lines.append(CPU_BUDGET_IS_SLOW)
-    if any(cell.train_seconds is not None and cell.train_seconds < _SHORT_SECONDS for cell in result.cells):
-        lines.append(
-            "Some trainings took less than a second, so their samples/s are rough. Use more --steps or --epochs."
-        )
+    if any(cell.train_seconds is not None and cell.train_seconds < SHORT_SECONDS for cell in result.cells):
+        lines.append(SHORT_TRAININGS)
     waiting = [f"{_name(result, cell)} {cell.waited_fraction:.0%}" for cell in result.cells if cell.waits_for_data]
     if waiting:
         lines.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from amp_track.records.units import format_bytes
@@ -16,6 +17,7 @@ from amp_track.report.wording import (
     of_precisions,
     speed_text,
     tied,
+    time_text,
     title,
 )
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
@@ -28,6 +30,8 @@ _BOUNDS = {
 }
 _MOST_SPREAD = 0.3
 """Readings of one batch that differ by a larger fraction decide nothing: the machine is busy with something else."""
+_MUCH_LOADING = 0.5
+"""The fraction of a step from which on loading is what its speed shows."""
 _SAME_MEMORY = 1.01
 """The ratio of two peaks of one batch above which a note names both."""
 _RESOLUTION = {
@@ -107,8 +111,8 @@ def max_batch_cells(fitted: PrecisionResult) -> tuple[str, str, str, str]:
 
 def max_batch_notes(result: MaxBatchResult) -> list[str]:
     """Return the notes on a search for max batches, those that change how its answer is used first."""
-    lines = unproven_notes(result) + _few_steps(result) + _own_accumulation(result)
-    lines += _varying_speeds(result) + confirmation_notes(result)
+    lines = unproven_notes(result) + _few_steps(result) + _own_accumulation(result) + _loading(result)
+    lines += _limited_by_data(result) + _varying_speeds(result) + confirmation_notes(result)
     if has_cpu_budget(result):
         lines.append(CPU_BUDGET_IS_SLOW)
     if any(fitted.efficient_batch for fitted in result.precisions.values()):
@@ -163,6 +167,46 @@ def _own_accumulation(result: MaxBatchResult) -> list[str]:
         f"batch {choice.batch_size:,}: else a step does not have the {result.effective_batch_size:,} samples of "
         "--effective-batch-size."
     ]
+
+
+def _loading(result: MaxBatchResult) -> list[str]:
+    """Return a note if loading limits the speed at the recommended batch, which then says little of the precision."""
+    choice = result.recommended
+    rows = [row for row in result.probes if choice is not None and row.precision == choice.precision]
+    timed = [row for row in rows if row.job_result.samples_per_second and row.job_result.load_seconds]
+    if choice is None or not timed:
+        return []
+    row = min(timed, key=lambda row: abs(row.batch_size - choice.batch_size))
+    step_seconds, load_seconds = row.batch_size / (row.job_result.samples_per_second or 1), row.job_result.load_seconds
+    assert load_seconds is not None
+    where = f"at {row.precision} and batch {row.batch_size:,}"
+    if result.workload_batch_size is None:  # of a function or a command: the step includes the loading
+        if has_cpu_budget(result) or load_seconds < _MUCH_LOADING * step_seconds:
+            return []
+        return [
+            f"Loading takes {load_seconds / step_seconds:.0%} of a step {where}, so the speeds are mostly those of the "
+            "data loader, at every precision. Load faster, such as with more workers, and search again."
+        ]
+    # A CPU computes on the cores that would load.
+    if result.hardware.kind == "cpu" or load_seconds <= step_seconds * max(result.job.num_workers or 0, 1):
+        return []
+    loading, stepping = time_text(load_seconds), time_text(step_seconds)
+    return [
+        f"Loading a batch takes {loading} in one process, a step {stepping} ({where}): a training waits for its data, "
+        f"which these speeds do not count. Use --num-workers {math.ceil(load_seconds / step_seconds)} or more."
+    ]
+
+
+def _limited_by_data(result: MaxBatchResult) -> list[str]:
+    """Return a note if no max batch says anything about memory."""
+    found = [result.precisions[name] for name in result.max_batch]
+    if not found or any(fitted.max_batch.bound != "dataset" for fitted in found):
+        return []
+    is_workload = result.workload_batch_size is not None
+    cure = "--synthetic finds what memory allows" if is_workload else "With more samples, memory would"
+    peak = memory_text(max(fitted.peak_bytes or 0 for fitted in found))
+    limit = f" of {memory_text(result.limit_bytes)}" if result.limit_bytes else ""
+    return [f"The size of the training set, not memory, limits every max batch (peak {peak}{limit}). {cure}."]
 
 
 def _varying_speeds(result: MaxBatchResult) -> list[str]:

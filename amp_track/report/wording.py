@@ -21,6 +21,9 @@ NOTHING_LEARNED = (
     "Nothing learned: with most seeds fp32 lowered the loss of its first step by less than 5 %. Equal metrics then do "
     "not show that precisions are equivalent: use more --epochs or --steps."
 )
+SHORT_SECONDS = 1.0
+"""The speed of a shorter training is unreliable: other load on the machine distorts it."""
+SHORT_TRAININGS = "Some trainings took less than a second, so their samples/s are rough. Use more --steps or --epochs."
 RUN_AGAIN = "Run the same command again to continue."
 UNKNOWN = "–"
 """Stands for a number that was not measured or does not apply."""

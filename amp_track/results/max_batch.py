@@ -80,7 +80,7 @@ class PrecisionResult:
     @property
     def throughput(self) -> tuple[tuple[int, float], ...]:
         """(batch size, median samples per second) of every batch that was timed, in ascending order."""
-        return tuple((batch_size, median(own)) for batch_size, own in self.readings.items())
+        return tuple((batch_size, median(own)) for batch_size, own in self.readings.items() if any(own))
 
     @property
     def best_speed(self) -> float:
@@ -93,7 +93,7 @@ class PrecisionResult:
         return {
             batch_size: median(own)
             for batch_size, own in self.readings.items()
-            if batch_size in self.compared and is_timed(own)
+            if batch_size in self.compared and is_timed(own) and any(own)
         }
 
     @property

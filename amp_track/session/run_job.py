@@ -189,7 +189,8 @@ def why_nothing_fits(job: Job, limit_bytes: int, fits: Mapping[str, PrecisionRes
     if len(impossible) == len(fits):
         return "; ".join(impossible)
     nothing = f"not even one sample fits {format_bytes(limit_bytes)}" + (f"; it needs: {needs}" if needs else "")
-    fix = "Raise --memory-budget" if job.memory_budget_bytes is not None else "Choose a smaller model"
+    has_budget = job.memory_budget_bytes is not None
+    fix = "Raise --memory-budget" if has_budget else "End what else uses the device's memory, or choose a smaller model"
     return "; ".join([nothing, *impossible]) + f". {fix}."
 
 

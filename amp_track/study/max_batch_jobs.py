@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter
 
+from amp_track.batch_search.recommended_batch import READINGS
 from amp_track.batch_search.search import Limit, MaxBatch, Probe, explore
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.study import storage
@@ -121,14 +122,20 @@ def best_speed(done: Iterable[Done], kinds: Sequence[str]) -> float | None:
 def speed_readings(done: Iterable[Done]) -> dict[int, list[float]]:
     """Return the readings of samples per second in the short probes that fit, by batch size, in ascending order.
 
-    A confirmation run's speed includes data loading and smaller last batches, a probe's does not. Some probes are not
-    timed.
+    A confirmation run's speed includes data loading and smaller last batches, a probe's does not. A training that is
+    too short for a speed has readings of 0 once it was to be timed, so that it is not timed again.
     """
     readings = defaultdict[int, list[float]](list)
     for job in done:
-        if job.fits and job.kind != "confirm" and job.job_result.cold_samples_per_second is None:
-            readings[job.batch_size] += job.job_result.speed_readings or (job.job_result.samples_per_second or 0.0,)
-    return dict(sorted(readings.items()))
+        if not job.fits or job.kind == "confirm":
+            continue
+        if (speed := job.job_result.samples_per_second) is not None:
+            readings[job.batch_size] += job.job_result.speed_readings or (speed,)
+        elif job.kind == "timing":
+            readings[job.batch_size] += [0.0] * READINGS
+        elif job.kind == "multiple" or job.job_result.cold_samples_per_second is None:
+            readings[job.batch_size].append(0.0)
+    return {batch_size: [each for each in own if each] or own for batch_size, own in sorted(readings.items())}
 
 
 def largest_with_headroom(done: Iterable[Done], max_batch: int, most_bytes: int | None) -> int:

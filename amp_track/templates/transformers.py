@@ -39,6 +39,6 @@ def make_trainer(batch_size: int, arguments: dict[str, Any]) -> Trainer:
         intermediate_size=128,
         max_position_embeddings=LENGTH,
     )
-    mine: dict[str, Any] = {"per_device_train_batch_size": batch_size, "num_train_epochs": 1}
+    mine: dict[str, Any] = {"per_device_train_batch_size": batch_size, "num_train_epochs": 3}
     settings = TrainingArguments(**(mine | arguments))
     return Trainer(BertForSequenceClassification(config), settings, train_dataset=Texts())

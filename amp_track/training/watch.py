@@ -7,8 +7,9 @@ size, the batches of a probe consist of the largest ones, and so does every seco
 several readings of the speed makes full steps only.
 
 Uses private names of torch: `Optimizer.__init__`, `Module._apply`, `autocast._enabled`, `device` and `fast_dtype`, and
-`_next_index`, `_sampler_iter`, `_index_sampler`, `_dataset_kind`, `_dataset`, `_num_workers` and `_collate_fn` of
-`torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames them, the first probe raises AttributeError.
+`__next__`, `_next_index`, `_sampler_iter`, `_index_sampler`, `_dataset_kind`, `_dataset`, `_num_workers` and
+`_collate_fn` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames them, the first probe raises
+AttributeError.
 `_WRAPPED` has private names of three libraries: if one is renamed, its batches stay as they are drawn, and the result
 says so.
 """
@@ -23,7 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import nn
@@ -58,6 +59,8 @@ _FULL = 2
 """The optimizer steps of a shortened epoch, or the batches of an evaluation, before its last batch."""
 _TIMED_SECONDS, _MOST_STEPS = 0.2, 50
 """A probe continues until its timed steps take this time, or until it has made this many steps."""
+_QUEUE_SECONDS, _MOST_QUEUED_STEPS = 0.6, 500
+"""The same on a device with a queue. The last half counts: a GPU takes a while to raise its clock."""
 _PROGRESS_SECONDS = 0.2
 _PATIENCE = 10
 """An optimizer that has made no step after this many times the steps of another one is not waited for."""
@@ -71,6 +74,15 @@ _WRAPPED = {
 """The attribute with the batch sampler within one that leaves its batches as they are, by the name of the type."""
 
 _16_BIT = (torch.float16, torch.bfloat16)
+
+
+class _Made(NamedTuple):
+    """An optimizer step, with the part of its time in which it waited for its batches."""
+
+    seconds: float
+    samples: int
+    load_seconds: float
+
 
 Send = Callable[[Event | JobResult | BadInput], None]
 """Sends an event to the command; a training that ends its process sends its result too."""
@@ -102,7 +114,10 @@ class TrainingWatch:
         self._enforce_budget = enforce_budget
         self.ends_process = True
         """False if the caller counts steps and asks `is_done`, because the training yields after each."""
-        self._most_steps = _MOST_STEPS if is_alone else _PROBE_STEPS
+        self._timed_seconds, most_steps = (
+            (_QUEUE_SECONDS, _MOST_QUEUED_STEPS) if device.has_queue else (_TIMED_SECONDS, _MOST_STEPS)
+        )
+        self._most_steps = most_steps if is_alone else _PROBE_STEPS
         self._process = os.getpid()  # data-loading processes inherit the hooks
         self._loads_alone = loads_in_its_own_process(device.kind, job.memory_budget_bytes)
         self._steps_of: Counter[int] = Counter()
@@ -118,10 +133,12 @@ class TrainingWatch:
         """Whether the training has a parameter, so that its memory is limited."""
         self._started = self._last_progress = time.perf_counter()
         self._ends: list[float] = []
-        self._intervals: list[tuple[float, int]] = []
-        """Seconds and samples of each step that followed another one directly."""
-        self._first_steps: list[tuple[float, int]] = []
-        """The same of the first step of each epoch, from its first draw on."""
+        self._intervals: list[_Made] = []
+        """Each step that followed another one directly."""
+        self._first_steps: list[_Made] = []
+        """The first step of each epoch but the first one, from its first draw on."""
+        self._load_seconds = 0.0
+        """The time that the training has waited for batches since the last step."""
         self._epoch_began: float | None = None
         """When the first batch of an epoch was drawn, until its first step."""
         self._steps_needed = _PROBE_STEPS
@@ -158,7 +175,7 @@ class TrainingWatch:
         torch_optimizer.register_optimizer_step_post_hook(self._after_step)
         make, load = torch_optimizer.Optimizer.__init__, DataLoader.__init__
         enter, convert = torch.autocast.__enter__, nn.Module._apply
-        draw = dataloader._BaseDataLoaderIter._next_index
+        draw, load_batch = dataloader._BaseDataLoaderIter._next_index, dataloader._BaseDataLoaderIter.__next__
         watch = self
 
         @functools.wraps(make)
@@ -169,6 +186,12 @@ class TrainingWatch:
 
         def next_index(self: Any) -> Any:
             return watch._drawn(self, lambda: draw(self))  # type: ignore[no-untyped-call]
+
+        def next_batch(self: Any) -> Any:
+            asked = time.perf_counter()
+            batch = load_batch(self)
+            watch._load_seconds += time.perf_counter() - asked if torch.is_grad_enabled() else 0.0
+            return batch
 
         @functools.wraps(load)  # Lightning reads its signature, to make a loader for each rank
         def make_loader(self: Any, *arguments: Any, **keywords: Any) -> None:
@@ -181,8 +204,8 @@ class TrainingWatch:
 
         @functools.wraps(enter)  # torch.jit reads its source
         def enter_autocast(self: Any) -> Any:
-            # An evaluation may autocast on its own, and a context for another device changes nothing.
-            is_in_training = self.device == watch._device.kind and torch.is_grad_enabled()
+            # An evaluation may autocast on its own, and a context for another kind of device changes nothing.
+            is_in_training = torch.device(self.device).type == watch._device.kind and torch.is_grad_enabled()
             watch._steps_in_16_bits |= is_in_training and self._enabled and self.fast_dtype in _16_BIT
             return enter(self)  # type: ignore[no-untyped-call]
 
@@ -194,6 +217,7 @@ class TrainingWatch:
 
         torch_optimizer.Optimizer.__init__ = make_optimizer  # type: ignore[method-assign]
         dataloader._BaseDataLoaderIter._next_index = next_index  # type: ignore[method-assign]
+        dataloader._BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
         DataLoader.__init__ = make_loader  # type: ignore[method-assign]
         torch.autocast.__enter__ = enter_autocast  # type: ignore[method-assign]
         nn.Module._apply = convert_module  # type: ignore[method-assign]
@@ -216,7 +240,7 @@ class TrainingWatch:
         if self.steps < self._steps_needed:
             return False
         full, readings = self._full_steps(), self._job.speed_readings
-        is_timed = len(full) >= readings and sum(seconds for seconds, _ in full) >= _TIMED_SECONDS * readings
+        is_timed = len(full) >= readings and sum(made.seconds for made in full) >= self._timed_seconds * readings
         return is_timed or self.steps >= self._most_steps
 
     def result(self) -> JobResult:
@@ -252,7 +276,8 @@ class TrainingWatch:
             peak_bytes=peak.reserved_bytes if peak is not None else None,
             peak_resident_bytes=peak_resident_bytes(),
             allocation_retries=self._device.allocation_retries(),
-            samples_per_second=_speed(self._full_steps()),
+            samples_per_second=_speed(self._timed_steps()),
+            load_seconds=_mean_load_seconds(self._timed_steps()),
             speed_readings=self._speed_readings(),
             training_samples=self._dataset_samples or None,
             drops_last=self._drops_last,
@@ -334,12 +359,13 @@ class TrainingWatch:
         counts_draws = self._last_draw[0] > 0 and not self._has_workers  # they draw many batches ahead
         samples = self._samples_since_step or (0 if counts_draws else self._batch_size)
         batches, self._samples_since_step, self._batches_since_step = self._batches_since_step, 0, 0
+        load_seconds, self._load_seconds = self._load_seconds, 0.0
         if samples and self._ends and not self._is_interrupted:  # without samples, its batch was drawn ahead
-            self._intervals.append((now - self._ends[-1], samples))
+            self._intervals.append(_Made(now - self._ends[-1], samples, load_seconds))
             if batches and not self._is_at_end:  # the last step of an epoch may have fewer
                 self._batches_of_steps[batches] += 1
-        elif samples and self._epoch_began is not None:
-            self._first_steps.append((now - self._epoch_began, min(samples, self._batch_size)))
+        elif samples and self._epoch_began is not None and self._ends:  # the process's first step also starts it up
+            self._first_steps.append(_Made(now - self._epoch_began, min(samples, self._batch_size), load_seconds))
         self._is_interrupted, self._epoch_began = False, None
         self._ends.append(now)
         if self._last_draw[0] > self._largest_draw:  # the last batch before a step is one of the training
@@ -450,20 +476,25 @@ class TrainingWatch:
         sys.stderr.flush()
         os._exit(0)
 
-    def _full_steps(self) -> list[tuple[float, int]]:
+    def _full_steps(self) -> list[_Made]:
         """Return the steps of the full batch, without the first one if there are later ones.
 
         A step that begins an epoch counts only if an epoch has no other full one: it also starts loading.
         """
-        most = max((samples for _, samples in self._intervals), default=0)
-        full = [each for each in self._intervals if each[1] == most]
+        most = max((made.samples for made in self._intervals), default=0)
+        full = [made for made in self._intervals if made.samples == most]
         if most < self._batch_size:
-            full = [each for each in self._first_steps if each[1] == self._batch_size] or full
+            full = [made for made in self._first_steps if made.samples == self._batch_size] or full
         return full[1:] or full
+
+    def _timed_steps(self) -> list[_Made]:
+        """Return the full steps whose speed counts."""
+        full = self._full_steps()
+        return full[len(full) // 2 :] if self._device.has_queue else full
 
     def _speed_readings(self) -> tuple[float, ...]:
         """Return the samples per second of as many equal parts of the full steps as the job wants readings."""
-        full, readings = self._full_steps(), self._job.speed_readings
+        full, readings = self._timed_steps(), self._job.speed_readings
         length = len(full) // readings
         if readings == 1 or not length:
             return ()
@@ -471,10 +502,13 @@ class TrainingWatch:
         return tuple(speed for part in parts if (speed := _speed(part)) is not None)
 
 
-def _speed(steps: Sequence[tuple[float, int]]) -> float | None:
-    """Return the samples per second of steps, each given as its seconds and samples."""
-    seconds = sum(each for each, _ in steps)
-    return sum(samples for _, samples in steps) / seconds if seconds else None
+def _speed(steps: Sequence[_Made]) -> float | None:
+    seconds = sum(made.seconds for made in steps)
+    return sum(made.samples for made in steps) / seconds if seconds else None
+
+
+def _mean_load_seconds(steps: Sequence[_Made]) -> float | None:
+    return sum(made.load_seconds for made in steps) / len(steps) if steps else None
 
 
 def _last(iterator: Any, index: Any) -> Any:

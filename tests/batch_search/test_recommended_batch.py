@@ -81,3 +81,10 @@ def test_rounding_that_costs_speed_is_not_recommended() -> None:
 def test_without_speeds_the_first_candidate_is_recommended_if_it_ran() -> None:
     assert choose(timed(lambda batch, number: 0.0, 283), candidates(283)) == 280
     assert choose({136: [5.0]}, candidates(283)) is choose({}, candidates(283)) is None
+
+
+def test_a_batch_whose_training_is_too_short_for_a_speed_gives_way_to_a_timed_one() -> None:
+    readings = timed(lambda batch, number: 0.0 if batch == 280 else 1000.0, 280)
+    assert choose(readings, candidates(280)) == 64
+    without = timed(lambda batch, number: 0.0, 280)
+    assert choose(without, candidates(280)) == 280

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shlex
 import subprocess
@@ -17,6 +18,7 @@ import typer.main
 from support import ROOT, Done
 
 from amp_track import cli
+from amp_track.config.precisions import PRECISIONS
 from amp_track.config.values import TEMPLATES
 
 Command = Callable[..., Done]
@@ -48,6 +50,19 @@ def test_a_template_has_commands_that_parse(template: str, amp_track: Command) -
     for _, command, *arguments in commands(done):
         assert f"amp-track {command} " in head
         group.commands[command].make_context(command, arguments)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_on_a_machine_with_a_gpu_the_commands_have_no_budget_for_a_cpu(
+    template: str, amp_track: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = tmp_path / "bin" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(driver.parent), prepend=os.pathsep)
+    printed = [word for words in commands(amp_track("init", "mine.py", "--template", template)) for word in words]
+    assert {"amp-track", "max-batch"} <= set(printed)
+    assert not {"--memory-budget", "--precision", "64MiB", "256MiB"} & set(printed)
 
 
 def test_the_commands_for_another_folder_start_there(amp_track: Command) -> None:
@@ -127,3 +142,19 @@ def test_every_command_of_a_template_runs_as_it_is(template: str, amp_track: Com
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert SAYS[command] in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.usefixtures("fresh_stores", "cuda")
+def test_on_a_gpu_a_template_finds_max_batches_at_every_precision(template: str, amp_track: Command) -> None:
+    printed = commands(amp_track("init", "mine.py", "--template", template))
+    arguments = next(arguments for _, command, *arguments in printed if command == "max-batch")
+    done = subprocess.run(
+        [sys.executable, "-m", "amp_track", "max-batch", *arguments, "--max-batch-size", "8", "--confirm-steps", "2",
+         "--json"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["precisions"]
+    assert {name: fitted["max_batch"] for name, fitted in found.items()} == dict.fromkeys(PRECISIONS, 8)

@@ -11,6 +11,7 @@ from table_samples import COMPARE, FIT, SEARCH, comparison
 
 from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
+from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report.max_batch import max_batch_notes, max_batch_table
 from amp_track.report.summary import answer, proof
@@ -53,8 +54,8 @@ def test_a_batch_below_the_max_batch_has_its_reason() -> None:
     limit = {"limit_bytes": 1000, "recommended_bytes": 950, "multiple_of": 1, "effective_batch_size": None}
     said = answer(dataclasses.replace(FIT, precisions={"amp": amp}, **limit))
     assert said.more[-1] == (
-        "Batch 6,664 leaves at least 5% of the memory free and is a multiple of 8 and is the smallest timed one within 3 % of "
-        "the best speed (median; 6,664: 98 samples/s in 3 readings, 13,328: 100 samples/s in 2 readings)."
+        "Batch 6,664 leaves at least 5% of the memory free and is a multiple of 8 and is the smallest timed one within "
+        "3 % of the best speed (median; 6,664: 98 samples/s in 3 readings, 13,328: 100 samples/s in 2 readings)."
     )
 
 
@@ -107,6 +108,42 @@ def test_a_training_that_accumulates_itself_has_fewer_steps_and_a_note_with_an_e
     assert "accumulate_grad_batches=10" in effective.recommended.in_tools["lightning"]
     for own in (1, 10):
         assert "itself" not in "".join(max_batch_notes(dataclasses.replace(FIT, probes=(ran(10_944, own),))))
+
+
+def test_loading_that_limits_the_speed_has_a_note() -> None:
+    def noted(load_seconds: float, **changes: object) -> str:
+        job_result = JobResult(status=JobStatus.FITS, samples_per_second=10_944.0, load_seconds=load_seconds)
+        row = TrialRow(precision="amp", batch_size=10_944, run_id="", job_result=job_result)
+        found = dataclasses.replace(FIT, probes=(row,), **changes)
+        return "".join(line for line in max_batch_notes(found) if "oading" in line)
+
+    no_budget = dataclasses.replace(FIT.job, memory_budget_bytes=None)
+    assert noted(0.6, job=no_budget).startswith(
+        "Loading takes 60% of a step at amp and batch 10,944, so the speeds are"
+    )
+    assert not noted(0.4, job=no_budget)
+    assert not noted(0.6), "within a budget of a CPU no process loads beside the training"
+
+    gpu = {"hardware": Hardware(kind="cuda", name="a GPU"), "workload_batch_size": 64, "job": no_budget}
+    assert noted(2.5, **gpu) == (
+        "Loading a batch takes 2.5 s in one process, a step 1 s (at amp and batch 10,944): a training waits for its "
+        "data, which these speeds do not count. Use --num-workers 3 or more."
+    )
+    assert not noted(0.9, **gpu)
+    assert not noted(2.5, **(gpu | {"job": dataclasses.replace(no_budget, num_workers=3)}))
+    assert not noted(2.5, workload_batch_size=64), "a CPU computes on the cores that would load"
+
+
+def test_max_batches_that_say_nothing_about_memory_have_a_note() -> None:
+    def noted(bound: str, **changes: object) -> list[str]:
+        of_all = {"max_batch": MaxBatch(10_949, None, bound)}
+        precisions = {name: dataclasses.replace(FIT.precisions[name], **of_all) for name in ("fp32", "amp")}
+        found = dataclasses.replace(FIT, precisions=precisions, **changes)
+        return [line for line in max_batch_notes(found) if "not memory" in line]
+
+    assert noted("dataset")[0].endswith(". With more samples, memory would.")
+    assert noted("dataset", workload_batch_size=64)[0].endswith(". --synthetic finds what memory allows.")
+    assert not noted("max_batch_size")
 
 
 def test_readings_that_disagree_have_a_note() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import MEBIBYTE, OUR_FRAMES, WORKLOADS
+import torch
+from support import MEBIBYTE, OUR_FRAMES, ROOT, WORKLOADS
 
 import amp_track
 from amp_track.config.inspection import resolve
@@ -60,6 +61,7 @@ def test_a_probe_ends_by_itself_with_memory_and_speed(runner: JobRunner, functio
         ("casts_its_model", "bf16", {"has_optimizer": "yes"}),
         ("casts_its_model", "bf16", {"has_optimizer": "no"}),
         ("train_step", "bf16", {}),
+        ("names_its_device", "bf16", {}),
         pytest.param("compiles", "bf16", {"inside": "yes"}, marks=pytest.mark.slow),
         pytest.param("compiles", "bf16", {"inside": "no"}, marks=pytest.mark.slow),
     ],
@@ -69,6 +71,19 @@ def test_a_training_that_follows_its_precision_is_not_accused(
 ) -> None:
     settings = {"options": tuple(options.items()), "memory_budget_bytes": None}  # torch.compile starts threads
     job_result = runner.run(function_job(name, precision=precision, **settings))
+    assert job_result.fits and not job_result.ignores_precision, job_result
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["amp", "bf16"])
+def test_on_a_gpu_a_loop_that_autocasts_for_the_device_it_is_given_is_not_accused(
+    runner: JobRunner, cuda: torch.device, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    folder = ROOT / "experiments" / "bring_your_own"
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(folder)
+    job = Job(workload="plain_loop:train_steps", device="cuda", precision=precision, batch_size=8, probe=True)
+    job_result = runner.run(resolve(job, runner.inspect(job)))
     assert job_result.fits and not job_result.ignores_precision, job_result
 
 
@@ -102,6 +117,20 @@ def test_an_ignored_precision_is_skipped_or_has_a_caution_if_it_was_asked_for(
     found = amp_track.max_batch("functions:generator", **limits, **settings)
     assert found.max_batch.keys() == {"fp32", "bf16"}
     assert found.skipped["amp"].startswith(IN_FLOAT32)
+
+
+def test_the_first_step_of_a_process_is_no_speed(runner: JobRunner, function_job: FunctionJob) -> None:
+    """It starts up the device. Of later epochs, a first step is the only one of a full batch."""
+    once = {"options": (("samples", "32"), ("count", "1")), "batch_size": 32}
+    assert runner.run(function_job("epochs", **once)).samples_per_second is None
+    thrice = once | {"options": (("samples", "32"), ("count", "3"))}
+    assert runner.run(function_job("epochs", **thrice)).samples_per_second
+
+
+def test_the_time_that_a_step_waits_for_its_batches_is_measured(runner: JobRunner, function_job: FunctionJob) -> None:
+    job_result = runner.run(function_job("loads_slowly", batch_size=4))
+    assert job_result.load_seconds is not None and job_result.samples_per_second is not None
+    assert 4 * 0.01 <= job_result.load_seconds <= 4 / job_result.samples_per_second
 
 
 def test_the_speed_is_that_of_full_batches_though_an_epoch_has_only_one(

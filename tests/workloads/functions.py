@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 
 import amp_track
 
@@ -26,6 +26,17 @@ def network(width: int) -> nn.Module:
 
 def casting(precision: str) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+
+
+def names_its_device(batch_size: int, precision: str, device: str) -> Iterator[None]:
+    """Autocast for the device by its full name, which on a GPU is cuda:0."""
+    training = Training()
+    while True:
+        with torch.autocast(f"{device}:0", torch.bfloat16, enabled=precision == "bf16"):
+            loss = training.model(images(batch_size)).sum()
+        loss.backward()
+        training.optimizer.step()
+        yield
 
 
 class Training:
@@ -118,6 +129,24 @@ def epochs(batch_size: int, precision: str, samples: int = 1000, count: int = 2)
         with torch.no_grad():
             for (batch,) in DataLoader(data, batch_size=batch_size):
                 training.model(batch)
+
+
+class SlowImages(Dataset[Tensor]):
+    """Each sample takes 0.01 s to load."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(0.01)
+        return torch.zeros(3, 32, 32)
+
+
+def loads_slowly(batch_size: int, precision: str) -> None:
+    training = Training(precision)
+    while True:
+        for batch in DataLoader(SlowImages(), batch_size=batch_size):
+            training.step(batch)
 
 
 def one_full_batch(batch_size: int, precision: str) -> None:

@@ -83,11 +83,13 @@ class AcceleratorDevice(Device):
 
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
         self.set_up_process()
+        torch.accelerator.empty_cache()
         if enforce and self._backend:
-            allowed = budget_bytes if budget_bytes is not None else self.free_bytes()
+            # The limit includes what this process holds already, such as data of a function, which is not free.
+            own = torch.accelerator.memory_reserved(self.torch_device)
+            allowed = budget_bytes if budget_bytes is not None else self.free_bytes() + own
             fraction = fraction_for(allowed, self._limited_bytes())
             self._backend.set_per_process_memory_fraction(fraction, self.torch_device)
-        torch.accelerator.empty_cache()
         self.reset_peak()
 
     def _limited_bytes(self) -> int:

@@ -26,7 +26,8 @@ _KERNEL_LIMIT = (
     "CUDA error: invalid configuration argument",
     "canUse32BitIndexMath",
     "integer out of range",
-    "less than INT_MAX elements",
+    "INT_MAX",
+    "numeric_limits<int",
     "too many resources requested for launch",
 )
 
