@@ -47,7 +47,9 @@ def init(request: Request) -> list[str]:
 
 
 def _has_gpu() -> bool:
-    """Return whether this machine has a driver of NVIDIA or AMD, without importing torch."""
+    """Return whether this machine has a GPU of NVIDIA or AMD that is not hidden, without importing torch."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return False
     has_device = any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/kfd"))
     return has_device or shutil.which("nvidia-smi") is not None
 

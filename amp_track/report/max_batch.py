@@ -30,6 +30,8 @@ _BOUNDS = {
 }
 _MOST_SPREAD = 0.3
 """Readings of one batch that differ by a larger fraction decide nothing: the machine is busy with something else."""
+_TIMED = ("probe", "multiple", "repeat", "timing")
+"""The kinds of jobs that wait for each step, so that loading does not overlap with it."""
 _MUCH_LOADING = 0.5
 """The fraction of a step from which on loading is what its speed shows."""
 _SAME_MEMORY = 1.01
@@ -172,21 +174,24 @@ def _own_accumulation(result: MaxBatchResult) -> list[str]:
 def _loading(result: MaxBatchResult) -> list[str]:
     """Return a note if loading limits the speed at the recommended batch, which then says little of the precision."""
     choice = result.recommended
-    rows = [row for row in result.probes if choice is not None and row.precision == choice.precision]
+    if choice is None:
+        return []
+    rows = [row for row in result.probes if row.precision == choice.precision and row.kind in _TIMED]
     timed = [row for row in rows if row.job_result.samples_per_second and row.job_result.load_seconds]
-    if choice is None or not timed:
+    if not timed:
         return []
     row = min(timed, key=lambda row: abs(row.batch_size - choice.batch_size))
-    step_seconds, load_seconds = row.batch_size / (row.job_result.samples_per_second or 1), row.job_result.load_seconds
-    assert load_seconds is not None
+    seconds, load_seconds = 1 / (row.job_result.samples_per_second or 1), row.job_result.load_seconds or 0.0
     where = f"at {row.precision} and batch {row.batch_size:,}"
-    if result.workload_batch_size is None:  # of a function or a command: the step includes the loading
+    if result.workload_batch_size is None:  # of a function or a command: an optimizer step, with the loading
+        step_seconds = seconds * row.batch_size * (row.job_result.batches_per_step or 1)
         if has_cpu_budget(result) or load_seconds < _MUCH_LOADING * step_seconds:
             return []
         return [
             f"Loading takes {load_seconds / step_seconds:.0%} of a step {where}, so the speeds are mostly those of the "
             "data loader, at every precision. Load faster, such as with more workers, and search again."
         ]
+    step_seconds = seconds * row.batch_size * result.job.nproc
     # A CPU computes on the cores that would load.
     if result.hardware.kind == "cpu" or load_seconds <= step_seconds * max(result.job.num_workers or 0, 1):
         return []

@@ -80,7 +80,7 @@ class PrecisionResult:
     @property
     def throughput(self) -> tuple[tuple[int, float], ...]:
         """(batch size, median samples per second) of every batch that was timed, in ascending order."""
-        return tuple((batch_size, median(own)) for batch_size, own in self.readings.items() if any(own))
+        return tuple((batch_size, median(own)) for batch_size, own in self.readings.items() if median(own))
 
     @property
     def best_speed(self) -> float:
@@ -93,7 +93,7 @@ class PrecisionResult:
         return {
             batch_size: median(own)
             for batch_size, own in self.readings.items()
-            if batch_size in self.compared and is_timed(own) and any(own)
+            if batch_size in self.compared and is_timed(own) and median(own)
         }
 
     @property
@@ -108,10 +108,13 @@ class PrecisionResult:
 
     @property
     def samples_per_second(self) -> float | None:
-        """The median of the readings at the max batch, as for other batches; without one, that of its longest run."""
-        measured = self.confirmation or self.at_max_batch
+        """The median of the readings at the max batch, as for other batches; without one, that of its longest run.
+
+        A run of a single step has none: it also starts up the device.
+        """
+        runs = [run for run in (self.confirmation, self.at_max_batch) if run is not None and run.steps != 1]
         timed = dict(self.throughput).get(self.max_batch.batch_size)
-        return timed or (measured.samples_per_second if measured else None)
+        return timed or next((run.samples_per_second for run in runs), None)
 
     @property
     def peak_bytes(self) -> int | None:

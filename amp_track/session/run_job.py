@@ -148,10 +148,10 @@ def raise_on_crash(job: Job, job_result: JobResult, *, where: str = "") -> None:
     if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
         ran = f": {shlex.join(job.words(scratch='OUTPUT_FOLDER'))}" if job.command else ""
         hint = ""
-        if "fits" in where:
-            hint = f"; {where}. Does it reject odd batch sizes? Drop the odd sample there"
-        elif where and job.batch_size == 1:
+        if where and job.batch_size == 1:
             hint = f"; {where}. If it needs two samples, raise --memory-budget or choose another --precision"
+        elif "fits" in where:
+            hint = f"; {where}. Does it reject odd batch sizes? Drop the odd sample there"
         is_exception = job_result.status is JobStatus.CRASHED and not job_result.signal
         raise TargetFailed(
             f"{job.workload}: {job_result.message} at {job.precision}, batch {job.batch_size}{ran}"

@@ -385,7 +385,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
             batch_size = min(line.reaches(taken_bytes - spare_bytes), below - 1)
         else:  # only one batch ran: as if all memory were proportional to the batch
             batch_size = min(int(max_batch.batch_size * (1 - spare_bytes / goal.budget_bytes)), below - 1)
-        return next(iter(goal.candidates(max(batch_size, 0))), 0)
+        found = next(iter(goal.candidates(max(batch_size, 0))), 0)
+        return found if found > 1 or max_batch.batch_size == 1 else 0  # a training may reject a single sample
 
     def _explore(
         self, done: Mapping[str, list[Done]], precision: str, running: Sequence[Proposal]

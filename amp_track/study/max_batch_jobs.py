@@ -135,7 +135,7 @@ def speed_readings(done: Iterable[Done]) -> dict[int, list[float]]:
             readings[job.batch_size] += [0.0] * READINGS
         elif job.kind == "multiple" or job.job_result.cold_samples_per_second is None:
             readings[job.batch_size].append(0.0)
-    return {batch_size: [each for each in own if each] or own for batch_size, own in sorted(readings.items())}
+    return dict(sorted(readings.items()))
 
 
 def largest_with_headroom(done: Iterable[Done], max_batch: int, most_bytes: int | None) -> int:

@@ -121,7 +121,7 @@ class FullStepsTiming:
     train_seconds: float
     """Of all steps, without loading."""
     samples_per_second: float | None
-    load_seconds: float | None
+    load_seconds: float
     """The time to load one batch in this process."""
     speed_readings: tuple[float, ...] = ()
     """Samples per second of each reading, if there are several; `samples_per_second` is their median."""
@@ -164,26 +164,22 @@ def make_full_steps(
     The second step needs more memory than the first even if optimizer state exists: 16 MB of 323 MB, ResNet-18, CPU.
     The first two load their batches, as a training does, because loading needs memory. Then the last batch is repeated:
     otherwise loading between the steps would dominate the time. The first step allocates, tunes and compiles, and is
-    never timed: if it is the only one, it is repeated for several readings. `agree` makes all ranks decide alike.
+    never timed: the only one of a training has no speed. `agree` makes all ranks decide alike.
     """
     step = _loaded_step(next(steps), train_on, device)
-    cold_seconds, loads, made = step.seconds, step.load_seconds, 1
+    cold_seconds, loads = step.seconds, step.load_seconds
     second = next(steps, None)
-    if second is not None:
-        del step  # before the next batch is loaded: two at once are not what fits
-        step = _loaded_step(second, train_on, device)
-        loads += step.load_seconds
-        made = 2
-    elif readings > 1:
-        step.seconds = _seconds_of(1, step, train_on, device)
-        made = 2
-    else:
+    if second is None:
         return FullStepsTiming(
             train_seconds=cold_seconds,
             samples_per_second=None,
             load_seconds=min(loads),
             cold_samples_per_second=step.samples / max(cold_seconds, 1e-9),
         )
+    del step  # before the next batch is loaded: two at once are not what fits
+    step = _loaded_step(second, train_on, device)
+    loads += step.load_seconds
+    made = 2
     while needs_more():
         cold_seconds += _seconds_of(1, step, train_on, device)
         made += 1

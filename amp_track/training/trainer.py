@@ -21,12 +21,11 @@ from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import batch_length
 from amp_track.training.checkpoint import Checkpoints
 from amp_track.training.data import Batches, Part, Position, StreamTooShort
-from amp_track.training.devices import oom
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.cpu import peak_resident_bytes
 from amp_track.training.metrics_accumulator import MetricsAccumulator
 from amp_track.training.process_group import JSON, RankGroup
-from amp_track.training.timing import FullStepsTiming, InputWait, TrainingClock, make_full_steps
+from amp_track.training.timing import InputWait, TrainingClock, make_full_steps
 from amp_track.workload import Workload, new_model, new_optimizer, new_schedule
 
 _WARM_UP_STEPS = 3
@@ -207,8 +206,7 @@ class Trainer:
             )
         return self._evaluated() | {
             "train_seconds": self._seconds_before_resume + self._clock.seconds,
-            # A single step also starts up the device.
-            "samples_per_second": self._clock.samples_per_second if batches.total_steps > 1 else None,
+            "samples_per_second": self._clock.samples_per_second,
             "non_finite_weights": self._non_finite_weights,
         }
 
@@ -318,21 +316,16 @@ class Trainer:
         self._begin_training()
         # Steps that the training does not make may take more memory, as the third one of ResNet-18 in bf16 does.
         most_steps = batches.full_step_count - (0 if batches.has_smaller_batch else self._step.steps)
-        is_timing = self._job.speed_readings > 1
-        try:
-            timing = make_full_steps(
-                batches.full_steps(),
-                self._train_on,
-                self._device,
-                agree=self._group.agree,
-                needs_more=self._has_skipped_all_steps,
-                readings=self._job.speed_readings,
-                most_steps=sys.maxsize if is_timing else most_steps,
-            )
-        except Exception as error:
-            if not is_timing or self._step.steps < batches.full_step_count or not oom.is_out_of_memory(error):
-                raise
-            timing = FullStepsTiming(train_seconds=0.0, samples_per_second=None, load_seconds=None)
+        readings = min(self._job.speed_readings, max(most_steps - 1, 1))
+        timing = make_full_steps(
+            batches.full_steps(),
+            self._train_on,
+            self._device,
+            agree=self._group.agree,
+            needs_more=self._has_skipped_all_steps,
+            readings=readings,
+            most_steps=most_steps if readings <= 1 else sys.maxsize,
+        )
         self._note_peak_of_training()
         makes_the_end = self._job.probe_to_the_end or not batches.has_a_second_full_step
         if makes_the_end and not batches.trains_after_an_evaluation:

@@ -24,6 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from threading import current_thread, main_thread
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -139,6 +140,7 @@ class TrainingWatch:
         """The first step of each epoch but the first one, from its first draw on."""
         self._load_seconds = 0.0
         """The time that the training has waited for batches since the last step."""
+        self._is_loading = False
         self._epoch_began: float | None = None
         """When the first batch of an epoch was drawn, until its first step."""
         self._steps_needed = _PROBE_STEPS
@@ -188,10 +190,15 @@ class TrainingWatch:
             return watch._drawn(self, lambda: draw(self))  # type: ignore[no-untyped-call]
 
         def next_batch(self: Any) -> Any:
-            asked = time.perf_counter()
-            batch = load_batch(self)
-            watch._load_seconds += time.perf_counter() - asked if torch.is_grad_enabled() else 0.0
-            return batch
+            # The training waits for the outermost of nested loaders, and not for one in a thread.
+            if watch._is_loading or not torch.is_grad_enabled() or current_thread() is not main_thread():
+                return load_batch(self)
+            watch._is_loading, asked = True, time.perf_counter()
+            try:
+                return load_batch(self)
+            finally:
+                watch._is_loading = False
+                watch._load_seconds += time.perf_counter() - asked
 
         @functools.wraps(load)  # Lightning reads its signature, to make a loader for each rank
         def make_loader(self: Any, *arguments: Any, **keywords: Any) -> None:
@@ -489,8 +496,8 @@ class TrainingWatch:
 
     def _timed_steps(self) -> list[_Made]:
         """Return the full steps whose speed counts."""
-        full = self._full_steps()
-        return full[len(full) // 2 :] if self._device.has_queue else full
+        full, readings = self._full_steps(), self._job.speed_readings
+        return full[min(len(full) // 2, max(len(full) - readings, 0)) :] if self._device.has_queue else full
 
     def _speed_readings(self) -> tuple[float, ...]:
         """Return the samples per second of as many equal parts of the full steps as the job wants readings."""

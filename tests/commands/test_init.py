@@ -60,6 +60,7 @@ def test_on_a_machine_with_a_gpu_the_commands_have_no_budget_for_a_cpu(
     driver.parent.mkdir()
     driver.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(driver.parent), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     printed = [word for words in commands(amp_track("init", "mine.py", "--template", template)) for word in words]
     assert {"amp-track", "max-batch"} <= set(printed)
     assert not {"--memory-budget", "--precision", "64MiB", "256MiB"} & set(printed)

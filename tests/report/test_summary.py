@@ -113,7 +113,7 @@ def test_a_training_that_accumulates_itself_has_fewer_steps_and_a_note_with_an_e
 def test_loading_that_limits_the_speed_has_a_note() -> None:
     def noted(load_seconds: float, **changes: object) -> str:
         job_result = JobResult(status=JobStatus.FITS, samples_per_second=10_944.0, load_seconds=load_seconds)
-        row = TrialRow(precision="amp", batch_size=10_944, run_id="", job_result=job_result)
+        row = TrialRow(precision="amp", batch_size=10_944, run_id="", job_result=job_result, kind="timing")
         found = dataclasses.replace(FIT, probes=(row,), **changes)
         return "".join(line for line in max_batch_notes(found) if "oading" in line)
 

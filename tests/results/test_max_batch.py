@@ -98,8 +98,17 @@ def test_exactly_3_per_cent_less_is_as_good_as_the_best(speed: float, efficient:
     assert fitted.efficient_batch[0] == efficient
 
 
-def test_a_probe_too_short_to_have_a_speed_is_efficient_all_the_same() -> None:
-    assert dataclasses.replace(FITTED, readings={8: (0.0,)}).efficient_batch == (8, 0.0)
+def test_a_batch_without_a_speed_is_not_called_efficient() -> None:
+    assert dataclasses.replace(FITTED, readings={8: (0.0,)}).efficient_batch is None
+    some = dataclasses.replace(FITTED, readings={8: (200.0,), 16: (0.0,)})
+    assert (some.efficient_batch, some.throughput) == ((8, 200.0), ((8, 200.0),))
+
+
+def test_a_single_step_is_no_speed_of_a_max_batch() -> None:
+    single = dataclasses.replace(CONFIRMED, steps=1)
+    untimed = dataclasses.replace(FITTED, readings={}, confirmation=single)
+    assert untimed.samples_per_second == 500.0, "that of the probe"
+    assert dataclasses.replace(untimed, at_max_batch=single).samples_per_second is None
 
 
 def test_the_json_of_a_fit_has_accumulation_and_the_reason_of_those_left_out() -> None:

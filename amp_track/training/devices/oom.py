@@ -26,8 +26,10 @@ _KERNEL_LIMIT = (
     "CUDA error: invalid configuration argument",
     "canUse32BitIndexMath",
     "integer out of range",
-    "INT_MAX",
-    "numeric_limits<int",
+    "less than INT_MAX elements",
+    "more than INT_MAX elements",
+    "numeric_limits<int>",
+    "numeric_limits<int32_t>",
     "too many resources requested for launch",
 )
 
