@@ -27,7 +27,7 @@ SCREENSHOT = Path(__file__).parent / "images" / "report.png"
 COLUMNS = 100
 _CHARTS = 4
 """How many charts of a page are shown: those of memory, speed and quality."""
-_MEMORY = "experiments/digits.py --memory-budget 64MiB"
+_MEMORY = "experiments/digits.py --device cpu --memory-budget 64MiB"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from amp_track.commands import interrupted_safely
 from amp_track.config.inspection import Support
 from amp_track.config.job import Job, steps_per_epoch
 from amp_track.config.options import Request
-from amp_track.config.precisions import PRECISIONS, Precision
+from amp_track.config.precisions import PRECISIONS, REFERENCE, Precision
 from amp_track.records.errors import BadInput, NothingFits
-from amp_track.records.result import IN_16_BITS, IN_FLOAT32, JobResult, JobStatus
+from amp_track.records.result import AS_AT_FP32, IN_16_BITS, IN_FLOAT32, JobResult, JobStatus
 from amp_track.records.units import format_bytes
 from amp_track.report import progress
 from amp_track.report.summary import proof
@@ -68,6 +68,7 @@ def _try_out(session: Session) -> Session:
     found: dict[str, Support] = {}
     is_asked_for = session.request.max_batch_options.precisions is not None
     shown: tuple[Job, JobResult] | None = None
+    kernels_of_fp32: str | None = None
     for precision in session.precisions:
         job = dataclasses.replace(session.job, precision=precision, batch_size=_TRIED_SAMPLES, probe=True)
         with progress.working(f"trying {session.job.short_name} with {_TRIED_SAMPLES} samples at {precision}"):
@@ -80,9 +81,11 @@ def _try_out(session: Session) -> Session:
         elif job_result.ignores_precision:
             autocasts = Precision.named(precision).autocasts
             is_kept = is_asked_for or not autocasts
-            reason = IN_FLOAT32 if autocasts else IN_16_BITS
-            reason += "" if is_kept else "; name it with --precision to measure it all the same"
-            found[precision] = Support(supported=is_kept, reason=reason, has_caution=is_kept)
+            found[precision] = _ignored(IN_FLOAT32 if autocasts else IN_16_BITS, is_kept=is_kept)
+        elif precision == "tf32" and job_result.float32_kernels == kernels_of_fp32:
+            found[precision] = _ignored(AS_AT_FP32, is_kept=is_asked_for)
+        if precision == REFERENCE:
+            kernels_of_fp32 = job_result.float32_kernels or None
         if job_result.fits:
             shown = job, job_result
     if shown is not None and shown[1].training_samples is None:
@@ -98,6 +101,12 @@ def _try_out(session: Session) -> Session:
     inspection = dataclasses.replace(session.inspection, precisions=supports)
     left = tuple(name for name in session.precisions if inspection.support(name).supported)
     return Session(session.request, session.runner, inspection, left)
+
+
+def _ignored(reason: str, *, is_kept: bool) -> Support:
+    """Return the support of a precision that a training ignores: it is left out, or kept with a caution."""
+    reason += "" if is_kept else "; name it with --precision to measure it all the same"
+    return Support(supported=is_kept, reason=reason, has_caution=is_kept)
 
 
 def _why_left_out(job_result: JobResult) -> str:

@@ -74,7 +74,7 @@ class MaxBatchOptions:
     )
     max_batch_size: int | None = setting(
         None, values.positive_integer, "Upper limit of the batch sizes that are tried.",
-        shown_default="the number of training samples", panel=Panel.MAX_BATCH
+        shown_default="the number of training samples; 1,048,576 if unknown", panel=Panel.MAX_BATCH
     )
     headroom: values.Headroom | None = setting(
         None, values.headroom, "Part of the budget to leave free at the max batch, such as 5% or 512MiB.",

@@ -14,6 +14,8 @@ IN_FLOAT32 = "no enabled autocast and no 16-bit weights were seen, so it seems t
 """The reason for a training that seems to ignore amp or bf16."""
 IN_16_BITS = "an autocast to 16 bits or 16-bit weights were seen, so it seems not to compute in float32"
 """The reason for a training that seems to ignore fp32 or tf32."""
+AS_AT_FP32 = 'its float32 products are those of fp32: call torch.set_float32_matmul_precision("high") at tf32'
+"""The reason for a training that seems to ignore tf32."""
 _WAITED_FRACTION = 0.2  # from this fraction of the training time on, the input pipeline limits the speed
 _WAITED_SECONDS = 1.0  # shorter waits are not reported, even if they are a large fraction of a short training
 
@@ -137,6 +139,9 @@ class JobResult:
     """Whether an epoch leaves out a last batch that is not full."""
     ignores_precision: bool = False
     """Whether a function or a command seems to compute in float32 at amp or bf16, or in 16 bits at fp32 or tf32."""
+    float32_kernels: str = ""
+    """How CUDA computes products and convolutions of float32 in the first step of a function or a command: `ieee, tf32`.
+    """
     batches_per_step: int | None = None
     """The batches of most full optimizer steps of a function or a command: more than 1 if it accumulates gradients
     itself. None if no loader has shown them."""

@@ -48,6 +48,7 @@ from amp_track.records.events import Event, Started, StepsDone
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.training import sample_sizes
 from amp_track.training.amp import random_state
+from amp_track.training.amp.precision import float32_kernels
 from amp_track.training.devices import oom
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.cpu import peak_resident_bytes
@@ -128,6 +129,7 @@ class TrainingWatch:
         """Whether the training has had a 16-bit parameter, such as a copy that it casts its weights to."""
         self._steps_in_16_bits = False
         """Whether it has entered an autocast to 16 bits, or an optimizer has a 16-bit parameter."""
+        self._float32_kernels = ""
         self._looked_at: set[int] = set()
         """The optimizers whose parameters have been looked at, in their first step."""
         self.has_begun = False
@@ -291,6 +293,7 @@ class TrainingWatch:
             ignores_precision=not (self._has_16_bits or self._steps_in_16_bits)
             if self._autocasts
             else self._steps_in_16_bits,
+            float32_kernels=self._float32_kernels,
             batches_per_step=next((batches for batches, _ in self._batches_of_steps.most_common(1)), None),
         )
 
@@ -342,6 +345,7 @@ class TrainingWatch:
         self.phase = "optimizer"
         if id(optimizer) not in self._looked_at:
             self._looked_at.add(id(optimizer))
+            self._float32_kernels = self._float32_kernels or float32_kernels()
             kind = self._device.kind
             autocasts = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in _16_BIT
             parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)

@@ -21,11 +21,12 @@ from amp_track.commands.max_batch import max_batch
 from amp_track.commands.search import search
 from amp_track.commands.train import train
 from amp_track.config import values
-from amp_track.config.inspection import Inspection
+from amp_track.config.inspection import Inspection, Support
 from amp_track.config.job import Job
 from amp_track.config.options import Request, SearchOptions
+from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput, NothingFits, TargetFailed
-from amp_track.records.result import IN_16_BITS, JobResult, JobStatus
+from amp_track.records.result import AS_AT_FP32, IN_16_BITS, JobResult, JobStatus
 from amp_track.report.max_batch import max_batch_notes
 from amp_track.study.storage import name_worker
 
@@ -65,6 +66,29 @@ def test_fp32_that_computes_in_16_bits_has_a_caution_and_counts_as_left_beside_c
     found = max_batch(request(job, study="mine", confirm_steps=0), runner=Function())
     assert (found.max_batch, found.cautions) == ({"fp32": LARGEST}, {"fp32": IN_16_BITS})
     assert found.skipped.keys() == {"amp", "bf16", "tf32"}
+
+
+def test_a_function_that_computes_at_tf32_as_at_fp32_is_measured_once() -> None:
+    class Function(SimulatedRunner):
+        follows = False
+
+        def inspect(self, job: Job) -> Inspection:
+            found = super().inspect(job)
+            supports = tuple((name, Support(supported=name in ("fp32", "tf32"), reason="")) for name in PRECISIONS)
+            return dataclasses.replace(found, kind="function", precisions=supports)
+
+        def run(self, job: Job, *arguments: Any, **settings: Any) -> JobResult:
+            job_result = super().run(job, *arguments, **settings)
+            kernels = "tf32, tf32" if self.follows and job.precision == "tf32" else "ieee, tf32"
+            return dataclasses.replace(job_result, float32_kernels=kernels, training_samples=5000)
+
+    job, runner = Job(workload=DIGITS, memory_budget_bytes=BUDGET), Function()
+    found = max_batch(request(job, study="mine", confirm_steps=0), runner=runner)
+    assert (set(found.max_batch), found.skipped["tf32"].startswith(AS_AT_FP32)) == ({"fp32"}, True)
+    asked_for = request(job, study="other", confirm_steps=0, precisions=("fp32", "tf32"))
+    assert max_batch(asked_for, runner=runner).cautions == {"tf32": AS_AT_FP32}
+    runner.follows = True
+    assert set(max_batch(request(job, study="third", confirm_steps=0), runner=runner).max_batch) == {"fp32", "tf32"}
 
 
 @pytest.mark.slow

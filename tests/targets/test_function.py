@@ -51,6 +51,7 @@ def test_a_probe_ends_by_itself_with_memory_and_speed(runner: JobRunner, functio
     assert 5 <= job_result.steps <= 50
     assert job_result.peak_bytes is not None and 0 < job_result.peak_bytes <= 64 * MEBIBYTE
     assert job_result.samples_per_second
+    assert job_result.float32_kernels == "ieee, tf32", "torch's default"
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def support(name: str, device: torch.device) -> Support:
 def _float32_switches() -> dict[str, Any]:
     """Return every object of torch.backends that has its own `fp32_precision`, by name.
 
-    Only this function uses that interface (torch ≥ 2.9). If torch renames a backend, it raises AttributeError; if torch
+    Only this module uses that interface (torch ≥ 2.9). If torch renames a backend, it raises AttributeError; if torch
     adds one, `float32_precision` does not report its kernels.
     """
     backends = torch.backends
@@ -100,6 +100,13 @@ def _float32_switches() -> dict[str, Any]:
         "mkldnn.conv": backends.mkldnn.conv,  # type: ignore[attr-defined]
         "mkldnn.rnn": backends.mkldnn.rnn,  # type: ignore[attr-defined]
     }
+
+
+def float32_kernels() -> str:
+    """Return how CUDA computes float32 products and convolutions at this moment: `ieee, tf32` is torch's default."""
+    switches = _float32_switches()
+    found = (switches[name].fp32_precision for name in ("cuda.matmul", "cudnn.conv"))
+    return ", ".join("ieee" if each == "none" else each for each in found)
 
 
 def _older_switches() -> dict[str, Any]:
