@@ -140,8 +140,7 @@ class JobResult:
     ignores_precision: bool = False
     """Whether a function or a command seems to compute in float32 at amp or bf16, or in 16 bits at fp32 or tf32."""
     float32_kernels: str = ""
-    """How CUDA computes products and convolutions of float32 in the first step of a function or a command: `ieee, tf32`.
-    """
+    """How CUDA computes float32 products and convolutions of a function or a command, such as `ieee, tf32`."""
     batches_per_step: int | None = None
     """The batches of most full optimizer steps of a function or a command: more than 1 if it accumulates gradients
     itself. None if no loader has shown them."""
