@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from amp_track.config.job import micro_batch
-from amp_track.memory_plan import gpus
 from amp_track.memory_plan.allocator import allocator_kind
 from amp_track.memory_plan.replay import state_at_failure
 from amp_track.records.memory_state import MemoryState, WayOut
@@ -31,7 +30,7 @@ def task_within(
     precisions: tuple[str, ...],
     batch_size: int,
     is_cuda: bool,
-    kernels: Kernels = gpus.USUAL_KERNELS,
+    kernels: Kernels,
 ) -> PlanTask:
     """Return the inputs of the memory plans that `explained` needs."""
     kernels = kernels if is_cuda else Kernels()

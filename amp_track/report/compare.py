@@ -14,8 +14,6 @@ from amp_track.report.wording import (
     NOTHING_LEARNED,
     ONE_SEED,
     RUN_AGAIN,
-    SHORT_SECONDS,
-    SHORT_TRAININGS,
     UNKNOWN,
     counted,
     duration,
@@ -23,6 +21,7 @@ from amp_track.report.wording import (
     memory_text,
     not_possible,
     of_precisions,
+    short_trainings,
     speed_text,
     tied,
 )
@@ -157,8 +156,7 @@ def notes(result: CompareResult) -> list[str]:
         lines.append(NOTHING_LEARNED)
     if has_cpu_budget(result):
         lines.append(CPU_BUDGET_IS_SLOW)
-    if any(cell.train_seconds is not None and cell.train_seconds < SHORT_SECONDS for cell in result.cells):
-        lines.append(SHORT_TRAININGS)
+    lines += short_trainings(cell.train_seconds for cell in result.cells)
     waiting = [f"{_name(result, cell)} {cell.waited_fraction:.0%}" for cell in result.cells if cell.waits_for_data]
     if waiting:
         lines.append(

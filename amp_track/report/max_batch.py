@@ -176,22 +176,27 @@ def _loading(result: MaxBatchResult) -> list[str]:
     choice = result.recommended
     if choice is None:
         return []
-    rows = [row for row in result.probes if row.precision == choice.precision and row.kind in _TIMED]
-    timed = [row for row in rows if row.job_result.samples_per_second and row.job_result.load_seconds]
+    timed = [
+        (row, row.batch_size / speed, load_seconds)
+        for row in result.probes
+        if row.precision == choice.precision
+        and row.kind in _TIMED
+        and (speed := row.job_result.samples_per_second)
+        and (load_seconds := row.job_result.load_seconds)
+    ]
     if not timed:
         return []
-    row = min(timed, key=lambda row: abs(row.batch_size - choice.batch_size))
-    seconds, load_seconds = 1 / (row.job_result.samples_per_second or 1), row.job_result.load_seconds or 0.0
+    row, batch_seconds, load_seconds = min(timed, key=lambda each: abs(each[0].batch_size - choice.batch_size))
     where = f"at {row.precision} and batch {row.batch_size:,}"
     if result.workload_batch_size is None:  # of a function or a command: an optimizer step, with the loading
-        step_seconds = seconds * row.batch_size * (row.job_result.batches_per_step or 1)
+        step_seconds = batch_seconds * (row.job_result.batches_per_step or 1)
         if has_cpu_budget(result) or load_seconds < _MUCH_LOADING * step_seconds:
             return []
         return [
             f"Loading takes {load_seconds / step_seconds:.0%} of a step {where}, so the speeds are mostly those of the "
             "data loader, at every precision. Load faster, such as with more workers, and search again."
         ]
-    step_seconds = seconds * row.batch_size * result.job.nproc
+    step_seconds = batch_seconds * result.job.nproc
     # A CPU computes on the cores that would load.
     if result.hardware.kind == "cpu" or load_seconds <= step_seconds * max(result.job.num_workers or 0, 1):
         return []

@@ -17,13 +17,12 @@ from amp_track.report.wording import (
     NOTHING_LEARNED,
     ONE_SEED,
     RUN_AGAIN,
-    SHORT_SECONDS,
-    SHORT_TRAININGS,
     UNKNOWN,
     duration,
     has_cpu_budget,
     listed,
     memory_text,
+    short_trainings,
     speed_text,
     tied,
     title,
@@ -114,8 +113,7 @@ def notes(result: SearchResult) -> list[str]:
         lines += [seeds_note(result, result.seeds), *[NOTHING_LEARNED] * (not result.seeds.has_learned)]
     elif result.seeds_wanted == 1:
         lines.append(ONE_SEED)
-    if any((trial.job_result.train_seconds or SHORT_SECONDS) < SHORT_SECONDS for trial in result.trials):
-        lines.append(SHORT_TRAININGS)
+    lines += short_trainings(trial.job_result.train_seconds for trial in result.trials)
     lines += [CPU_BUDGET_IS_SLOW] if has_cpu_budget(result.limits) else []
     return lines + confirmation_notes(result.limits) + precision_notes(result.limits)
 

@@ -21,9 +21,8 @@ NOTHING_LEARNED = (
     "Nothing learned: with most seeds fp32 lowered the loss of its first step by less than 5 %. Equal metrics then do "
     "not show that precisions are equivalent: use more --epochs or --steps."
 )
-SHORT_SECONDS = 1.0
+_SHORT_SECONDS = 1.0
 """The speed of a shorter training is unreliable: other load on the machine distorts it."""
-SHORT_TRAININGS = "Some trainings took less than a second, so their samples/s are rough. Use more --steps or --epochs."
 RUN_AGAIN = "Run the same command again to continue."
 UNKNOWN = "–"
 """Stands for a number that was not measured or does not apply."""
@@ -42,6 +41,13 @@ def has_cpu_budget(result: MaxBatchResult | CompareResult) -> bool:
 def duration(job: Job) -> str:
     """Return `2 epochs`, or `1,250 steps`."""
     return counted(job.steps, "step") if job.steps is not None else counted(job.epochs or 0, "epoch")
+
+
+def short_trainings(train_seconds: Iterable[float | None]) -> list[str]:
+    """Return a note if a training, given by its duration, was too short for a reliable speed."""
+    if all(seconds is None or seconds >= _SHORT_SECONDS for seconds in train_seconds):
+        return []
+    return ["Some trainings took less than a second, so their samples/s are rough. Use more --steps or --epochs."]
 
 
 def time_text(seconds: float) -> str:

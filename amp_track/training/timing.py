@@ -203,6 +203,11 @@ def make_full_steps(
     )
 
 
+def reading_seconds(device: Device) -> float:
+    """Return how long steps have to take for a reliable speed."""
+    return _QUEUE_SECONDS if device.has_queue else _SECONDS
+
+
 def _loaded_step(parts: Iterator[Part], train_on: TrainOn, device: Device) -> _Step:
     made = _Step()
     asked = time.perf_counter()
@@ -227,9 +232,8 @@ def _repeat(
     With a queue, steps run in groups that double in size, without synchronizing inside, and only the last group counts,
     when the GPU's clock has risen. Without a queue, every step counts.
     """
-    in_all = step.seconds
-    wanted, most = (_QUEUE_SECONDS, _MOST_QUEUED_STEPS) if device.has_queue else (_SECONDS, _MOST_STEPS)
-    left = min(most - 1, most_steps)
+    in_all, wanted = step.seconds, reading_seconds(device)
+    left = min((_MOST_QUEUED_STEPS if device.has_queue else _MOST_STEPS) - 1, most_steps)
     timed_steps, timed_seconds, group = 1, step.seconds, 2 if device.has_queue else 1
     while not agree(in_all >= wanted or group > left):
         seconds = _seconds_of(group, step, train_on, device)

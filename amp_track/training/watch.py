@@ -53,16 +53,15 @@ from amp_track.training.devices import oom
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.cpu import peak_resident_bytes
 from amp_track.training.sample_sizes import SampleSizes, SizesUnknown
+from amp_track.training.timing import reading_seconds
 
 _PROBE_STEPS = 5
 """Two full steps, the smaller last one of the epoch, and two after the evaluation: fragmentation grows over the first
 steps. A training without a DataLoader makes as many full ones."""
 _FULL = 2
 """The optimizer steps of a shortened epoch, or the batches of an evaluation, before its last batch."""
-_TIMED_SECONDS, _MOST_STEPS = 0.2, 50
-"""A probe continues until its timed steps take this time, or until it has made this many steps."""
-_QUEUE_SECONDS, _MOST_QUEUED_STEPS = 0.6, 500
-"""The same on a device with a queue. The last half counts: a GPU takes a while to raise its clock."""
+_MOST_STEPS, _MOST_QUEUED_STEPS = 50, 500
+"""The most steps of a probe, without and with a queue, if its timed steps do not take `reading_seconds` before."""
 _PROGRESS_SECONDS = 0.2
 _PATIENCE = 10
 """An optimizer that has made no step after this many times the steps of another one is not waited for."""
@@ -116,9 +115,7 @@ class TrainingWatch:
         self._enforce_budget = enforce_budget
         self.ends_process = True
         """False if the caller counts steps and asks `is_done`, because the training yields after each."""
-        self._timed_seconds, most_steps = (
-            (_QUEUE_SECONDS, _MOST_QUEUED_STEPS) if device.has_queue else (_TIMED_SECONDS, _MOST_STEPS)
-        )
+        most_steps = _MOST_QUEUED_STEPS if device.has_queue else _MOST_STEPS
         self._most_steps = most_steps if is_alone else _PROBE_STEPS
         self._process = os.getpid()  # data-loading processes inherit the hooks
         self._loads_alone = loads_in_its_own_process(device.kind, job.memory_budget_bytes)
@@ -249,7 +246,8 @@ class TrainingWatch:
         if self.steps < self._steps_needed:
             return False
         full, readings = self._full_steps(), self._job.speed_readings
-        is_timed = len(full) >= readings and sum(made.seconds for made in full) >= self._timed_seconds * readings
+        wanted = reading_seconds(self._device) * readings
+        is_timed = len(full) >= readings and sum(made.seconds for made in full) >= wanted
         return is_timed or self.steps >= self._most_steps
 
     def result(self) -> JobResult:
@@ -499,7 +497,7 @@ class TrainingWatch:
         return full[1:] or full
 
     def _timed_steps(self) -> list[_Made]:
-        """Return the full steps whose speed counts."""
+        """Return the full steps whose speed counts: with a queue the last half, when a GPU's clock has risen."""
         full, readings = self._full_steps(), self._job.speed_readings
         return full[min(len(full) // 2, max(len(full) - readings, 0)) :] if self._device.has_queue else full
 
