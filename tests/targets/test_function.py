@@ -294,10 +294,11 @@ def test_a_function_whose_memory_does_not_grow_is_rejected_before_anything_is_wr
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fresh_stores", "function_job")
-def test_a_function_whose_memory_stops_growing_has_no_more_samples() -> None:
+@pytest.mark.usefixtures("function_job")
+def test_a_function_whose_memory_stops_growing_has_no_more_samples(tmp_path: Path) -> None:
+    stores = {"storage": f"sqlite:///{tmp_path}/optuna.db", "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
     with pytest.raises(BadInput, match=r"seems to have fewer samples\. Give their number with --max-batch-size"):
-        amp_track.max_batch("functions:slices_its_data", memory_budget="256MiB", precision="fp32")
+        amp_track.max_batch("functions:slices_its_data", memory_budget="256MiB", precision="fp32", **stores)
 
 
 @pytest.mark.nightly
