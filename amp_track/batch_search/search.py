@@ -20,7 +20,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from amp_track.batch_search.memory_line import SEGMENT_BYTES, SHORT, Line, Point, block_bytes, line_through
 from amp_track.records.result import JobStatus
@@ -59,6 +59,10 @@ _ROUNDER = 4
 """One more sample is tried if a power of 2 that divides the batch is this many times the open range."""
 _BISECT_AFTER = range(12, 10_000, 2)
 """Numbers of probes after which the search bisects. It then ends within 2·log2(remaining batches) on any device."""
+
+
+FromAbove = Literal["never", "unplanned", "always"]
+"""`unplanned`: unless the slope is a memory plan's. Kernels need more than planned tensors; if it errs, less fits."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,8 @@ class Next:
     """The predicted peak of the finest meter that all measurements have; None without a line."""
     should_fit: bool = True
     """Whether the predicted peak is within the budget."""
+    may_be_confirmed: bool = False
+    """Whether a confirmation run should be the first run at this batch, because a larger one is unlikely to fit."""
 
 
 @dataclass(frozen=True)
@@ -160,13 +166,13 @@ def explore(
     *,
     budget_bytes: int | None = None,
     hint: Hint | None = None,
-    from_above: bool = False,
+    from_above: FromAbove = "never",
 ) -> Next | MaxBatch:
     """Return the next batch size to probe, or the max batch once it is proven. Depends only on the set of probes.
 
     A batch that ran once and failed once counts as failed, because a max batch must be reliable. Without
     `budget_bytes`, the memory that a batch may take, no line can be used, and the search doubles and bisects.
-    With `from_above`, one sample more than a max batch that a line predicts is tried before it.
+    `from_above` tells when one sample more than a max batch that a line predicts is tried before it.
     """
     probes = list(probes)
     over = [probe.batch_size - 1 for probe in probes if probe.status is JobStatus.OVER_DATASET]
@@ -196,7 +202,7 @@ def explore(
         elif target_bytes is None or any(probe.peak_bytes is None for probe in metered):
             guess = _by_bisection(floor, ceiling, any_failed=bool(failing))
         else:
-            guess = _by_memory(metered, failing, ceiling, target_bytes, hint, from_above=from_above)
+            guess = _by_memory(metered, failing, ceiling, target_bytes, hint, from_above)
     # One sample comes after two, which have to fail to prove it: a training with BatchNorm may reject a single one.
     batch_size = min(max(guess.batch_size, floor + 1, 2), ceiling - 1)
     if batch_size == limit.batch_size and not failing:
@@ -288,7 +294,7 @@ def _by_simulation(
 
 
 def _by_memory(
-    fitting: list[Probe], failing: list[Probe], ceiling: int, budget_bytes: int, hint: Hint, *, from_above: bool
+    fitting: list[Probe], failing: list[Probe], ceiling: int, budget_bytes: int, hint: Hint, from_above: FromAbove
 ) -> Next:
     """Return the batch at which the line through the fitting batches reaches the budget, or correct a wrong line."""
     points = _points(fitting)
@@ -325,9 +331,10 @@ def _by_memory(
         is_guarded = bool(failing) and ceiling - floor < 2 * distance
         if margin >= _LEAST_MARGIN and not is_guarded:
             return to(crossing - margin, f"slightly below {crossing}, the predicted max batch")
-        if from_above and crossing + 1 < ceiling:
+        may_be_confirmed = from_above == "unplanned" and line is planned
+        if from_above != "never" and not may_be_confirmed and crossing + 1 < ceiling:
             return to(crossing + 1, f"one more than {crossing}, the predicted max batch")
-        return to(crossing, "predicted max batch")
+        return dataclasses.replace(to(crossing, "predicted max batch"), may_be_confirmed=may_be_confirmed)
     if not failing:
         return to(min(crossing - margin, ceiling - 1), f"predicted max batch {crossing} is above the upper limit")
     if line is planned:

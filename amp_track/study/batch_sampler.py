@@ -18,7 +18,17 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.batch_search import recommended_batch
-from amp_track.batch_search.search import Hint, Limit, MaxBatch, Next, Probe, SimulatedMemory, explore, line_of
+from amp_track.batch_search.search import (
+    FromAbove,
+    Hint,
+    Limit,
+    MaxBatch,
+    Next,
+    Probe,
+    SimulatedMemory,
+    explore,
+    line_of,
+)
 from amp_track.config.precisions import PRECISIONS
 from amp_track.memory_plan.predict import ReplayedMemory
 from amp_track.memory_plan.replay import TraceFamily
@@ -98,6 +108,8 @@ class Goal:
     """The largest batch of an evaluation to probe, if its max batch is to be found."""
     confirm: bool
     """Whether a confirmation run follows at each max batch."""
+    confirms_soon: bool = True
+    """Whether it is so short that it is the first run at a planned max batch, before one sample more has failed."""
     whole_probes: bool = True
     """Whether probes include the end of the epoch; otherwise only the confirmation run does."""
     recommends: bool = False
@@ -394,7 +406,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """Return the max batch of one precision, or the next job towards its proof.
 
         Short probes come first, then a confirmation run at their max batch. It needs no short probe of this batch if
-        one sample more does not fit; so that is tried first. If a confirmation run fails where a short probe fits,
+        one sample more does not fit, or is unlikely to. If a confirmation run fails where a short probe fits,
         confirmation runs below it follow, until one fits and one more sample does not.
         """
         goal = self.goal
@@ -418,12 +430,14 @@ class BatchSampler(optuna.samplers.BaseSampler):
         step = explore(known, goal.limit, budget_bytes=goal.budget_bytes)
         if isinstance(step, Next):  # make a memory plan only now: it takes seconds
             hint = self._hint(done, precision)
-            step = explore(known, goal.limit, budget_bytes=goal.budget_bytes, hint=hint, from_above=goal.confirm)
+            above: FromAbove = "never" if not goal.confirm else "unplanned" if goal.confirms_soon else "always"
+            step = explore(known, goal.limit, budget_bytes=goal.budget_bytes, hint=hint, from_above=above)
             assert isinstance(step, Next), "a hint proves nothing"
             is_planned = hint.slope_bytes is not None and not any(probe.fits for probe in known)
             one_more_fails = any(probe.batch_size == step.batch_size + 1 and not probe.fits for probe in known)
             # Without a pace, the confirmation run of a workload would be a whole epoch, whatever it takes.
-            confirms = goal.confirm and one_more_fails and any(job.fits for job in done[precision])
+            has_pace = any(job.fits for job in done[precision])
+            confirms = goal.confirm and has_pace and (one_more_fails or step.may_be_confirmed)
             kind, reason = ("confirm", "confirmation run") if confirms else ("probe", step.reason)
             return Proposal(
                 precision,

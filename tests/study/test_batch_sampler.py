@@ -176,6 +176,41 @@ def test_a_confirmation_run_follows_a_batch_that_fits() -> None:
     assert kinds[:3] == [("probe", 2), ("probe", 1), ("confirm", 1)]
 
 
+@pytest.mark.parametrize(
+    ("planned", "confirms_soon", "jobs"),
+    [
+        (1.0, True, [("probe", 52), ("confirm", 62), ("probe", 63)]),
+        (0.9, True, [("probe", 52), ("confirm", 63), ("confirm", 62)]),
+        (1.1, True, [("probe", 52), ("confirm", 61), ("probe", 63), ("confirm", 62)]),
+        (1.0, False, [("probe", 52), ("probe", 63), ("confirm", 62)]),
+    ],
+)
+def test_the_first_run_at_a_planned_max_batch_is_its_confirmation_if_that_is_short(
+    planned: float, confirms_soon: bool, jobs: list[tuple[str, int]]
+) -> None:
+    """A plan's slope is too small rather than too large: then one job less fails."""
+    device = dataclasses.replace(SAME_SIZE, sample_bytes=MIB)
+    allocated_bytes = device.fixed_bytes + round(planned * 52 * MIB)
+    plan = Forecast(batch_size=52, allocated_bytes=allocated_bytes, slope_bytes=planned * MIB)
+
+    class Forecasts:
+        seconds = None
+
+        def __call__(self) -> dict[str, Forecast]:
+            return {"fp32": plan}
+
+    results, proposals = search(
+        device,
+        precisions=("fp32",),
+        recommends=False,
+        sure_bytes=device.budget_bytes,
+        forecasts=Forecasts(),
+        confirms_soon=confirms_soon,
+    )
+    assert [(each.kind, each.batch_size) for each in proposals] == jobs
+    assert results["fp32"].max_batch.batch_size == 62
+
+
 def test_readings_of_one_batch_are_numbered() -> None:
     reasons = [each.reason for each in search(EXACT)[1] if each.kind == "timing" and each.precision == "fp32"]
     first = "to time it: it may be recommended"
