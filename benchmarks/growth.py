@@ -202,7 +202,7 @@ def start(count: int) -> dict[str, float]:
 
 def import_alone() -> dict[str, float]:
     """Import what a job of the digits needs in a Python of its own, and return what that cost: no start is faster."""
-    modules = ", ".join([*REQUIRED_MODULES, *STEP_MODULES, "sklearn.datasets", "sklearn.model_selection"])
+    modules = ", ".join([*REQUIRED_MODULES, *STEP_MODULES])
     code = f"import gc, os; gc.disable(); import {modules}; os._exit(0)"
     return {"import_seconds": processes.seconds_of([sys.executable, "-c", code], Path.cwd())}
 

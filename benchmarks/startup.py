@@ -3,8 +3,8 @@
     python -m benchmarks.startup [--repeats 7] [--precision fp32,amp] [--only start]
 
 The starts are those of `--help`; of max-batch, until the first trial in Optuna's storage; and of the same command
-again, which finds nothing left to do. They are compared with the imports that a job of the digits needs, in a fresh
-Python that does nothing else.
+again, which finds nothing left to do. They are compared with the imports that a job needs, in a fresh Python that does
+nothing else.
 
 Both ways to train run in an empty folder, in turns. The time is from the start of Python to its end. The bare script
 imports torch, the digits and MLflow, trains the same model with the recipe from the documentation of torch, evaluates
@@ -44,7 +44,6 @@ STARTS = {
     "max-batch, to its first probe": 2.0,
     "max-batch again, nothing left to do": 2.5,
     "python -c 'import torch'": None,
-    "the same and scikit-learn, which the digits import": None,
     "the same and torch._dynamo, which an optimizer step imports": None,
 }
 """The aim in seconds by what is measured."""
@@ -139,12 +138,12 @@ def starts() -> list[float]:
     """Measure once, and return the seconds in the order of `STARTS`."""
     with tempfile.TemporaryDirectory() as name:
         folder, python = Path(name), [sys.executable, "-c"]
-        imports = ["import torch", "import sklearn.datasets, sklearn.model_selection", "import torch._dynamo"]
+        imports = ["import torch", "import torch._dynamo"]
         return [
             processes.seconds_of([sys.executable, "-m", "amp_track", "--help"], folder),
             to_first_probe(folder),
             processes.seconds_of([sys.executable, "-m", "amp_track", *MAX_BATCH], folder),
-            *(processes.seconds_of([*python, "; ".join(imports[:count])], folder) for count in (1, 2, 3)),
+            *(processes.seconds_of([*python, "; ".join(imports[:count])], folder) for count in (1, 2)),
         ]
 
 
