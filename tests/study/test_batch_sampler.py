@@ -176,6 +176,27 @@ def test_a_confirmation_run_follows_a_batch_that_fits() -> None:
     assert kinds[:3] == [("probe", 2), ("probe", 1), ("confirm", 1)]
 
 
+def with_a_plan(planned: float, device: Device, *, batch_size: int, **settings: object) -> list[tuple[str, int]]:
+    """Return the jobs of a search after a plan whose slope is `planned` times the device's."""
+    slope_bytes = planned * device.sample_bytes
+    plan = Forecast(
+        batch_size=batch_size,
+        allocated_bytes=device.fixed_bytes + round(slope_bytes * batch_size),
+        slope_bytes=slope_bytes,
+    )
+
+    class Forecasts:
+        seconds = None
+
+        def __call__(self) -> dict[str, Forecast]:
+            return {"fp32": plan}
+
+    given = {"precisions": ("fp32",), "recommends": False, "sure_bytes": device.budget_bytes, "forecasts": Forecasts()}
+    results, proposals = search(device, **given | settings)
+    assert results["fp32"].max_batch.batch_size == (device.budget_bytes - device.fixed_bytes) // device.sample_bytes
+    return [(each.kind, each.batch_size) for each in proposals]
+
+
 @pytest.mark.parametrize(
     ("planned", "confirms_soon", "jobs"),
     [
@@ -190,25 +211,12 @@ def test_the_first_run_at_a_planned_max_batch_is_its_confirmation_if_that_is_sho
 ) -> None:
     """A plan's slope is too small rather than too large: then one job less fails."""
     device = dataclasses.replace(SAME_SIZE, sample_bytes=MIB)
-    allocated_bytes = device.fixed_bytes + round(planned * 52 * MIB)
-    plan = Forecast(batch_size=52, allocated_bytes=allocated_bytes, slope_bytes=planned * MIB)
+    assert with_a_plan(planned, device, batch_size=52, confirms_soon=confirms_soon) == jobs
 
-    class Forecasts:
-        seconds = None
 
-        def __call__(self) -> dict[str, Forecast]:
-            return {"fp32": plan}
-
-    results, proposals = search(
-        device,
-        precisions=("fp32",),
-        recommends=False,
-        sure_bytes=device.budget_bytes,
-        forecasts=Forecasts(),
-        confirms_soon=confirms_soon,
-    )
-    assert [(each.kind, each.batch_size) for each in proposals] == jobs
-    assert results["fp32"].max_batch.batch_size == 62
+def test_after_a_failed_confirmation_smaller_batches_are_tried_by_the_usual_error_of_a_plan() -> None:
+    jobs = with_a_plan(0.93, dataclasses.replace(SAME_SIZE, sample_bytes=MIB // 4), batch_size=208)
+    assert jobs == [("probe", 208), ("confirm", 251), ("confirm", 250), ("confirm", 248), ("confirm", 249)]
 
 
 def test_readings_of_one_batch_are_numbered() -> None:
