@@ -147,7 +147,7 @@ class Next:
     should_fit: bool = True
     """Whether the predicted peak is within the budget."""
     may_be_confirmed: bool = False
-    """Whether a confirmation run should be the first run at this batch, because a larger one is unlikely to fit."""
+    """Whether a confirmation run should be the first run at this batch, because it is likely to be the max batch."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class PrecisionResult:
 
     max_batch: MaxBatch
     probes: int
-    """The number of probes that proved the max batch, without those of the multiple and the confirmation."""
+    """The number of probes and failed confirmation runs that led to the max batch."""
     at_max_batch: JobResult | None
     """The probe at the max batch; None if nothing fits."""
     run_id: str | None

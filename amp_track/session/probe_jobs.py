@@ -74,7 +74,8 @@ def goal_of(session: Session, free_bytes: int, *, recommends: bool = False) -> G
         multiple_of=options.multiple_of,
         most_evaluated=_most_evaluated(session),
         confirm=options.confirm_steps != 0,
-        confirms_soon=options.confirm_steps is None,
+        # It is short, and what plans of a CPU's memory get wrong is known.
+        confirms_soon=options.confirm_steps is None and session.inspection.hardware.kind == "cpu",
         recommends=recommends,
         effective_batch_size=effective // session.job.nproc if effective is not None else None,
         recommended_bytes=int(_RECOMMENDED_PART * total_bytes) if leaves_headroom else None,

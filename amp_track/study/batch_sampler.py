@@ -109,7 +109,7 @@ class Goal:
     confirm: bool
     """Whether a confirmation run follows at each max batch."""
     confirms_soon: bool = True
-    """Whether it is so short that it is the first run at a planned max batch, before one sample more has failed."""
+    """Whether it is the first run at a planned max batch, before one sample more has failed."""
     whole_probes: bool = True
     """Whether probes include the end of the epoch; otherwise only the confirmation run does."""
     recommends: bool = False
@@ -430,15 +430,20 @@ class BatchSampler(optuna.samplers.BaseSampler):
         step = explore(known, goal.limit, budget_bytes=goal.budget_bytes)
         if isinstance(step, Next):  # make a memory plan only now: it takes seconds
             hint = self._hint(done, precision)
-            above: FromAbove = "never" if not goal.confirm else "unplanned" if goal.confirms_soon else "always"
+            # Without a pace, the confirmation run of a workload would be a whole epoch, whatever it takes.
+            confirms = goal.confirm and any(job.fits for job in done[precision])
+            above: FromAbove = "never" if not goal.confirm else "always"
+            if confirms and goal.confirms_soon:
+                above = "unplanned"
             step = explore(known, goal.limit, budget_bytes=goal.budget_bytes, hint=hint, from_above=above)
             assert isinstance(step, Next), "a hint proves nothing"
             is_planned = hint.slope_bytes is not None and not any(probe.fits for probe in known)
             one_more_fails = any(probe.batch_size == step.batch_size + 1 and not probe.fits for probe in known)
-            # Without a pace, the confirmation run of a workload would be a whole epoch, whatever it takes.
-            has_pace = any(job.fits for job in done[precision])
-            confirms = goal.confirm and has_pace and (one_more_fails or step.may_be_confirmed)
-            kind, reason = ("confirm", "confirmation run") if confirms else ("probe", step.reason)
+            kind, reason = "probe", step.reason
+            if confirms and one_more_fails:
+                kind, reason = "confirm", "confirmation run"
+            elif step.may_be_confirmed:
+                kind, reason = "confirm", f"confirmation run: {step.reason}"
             return Proposal(
                 precision,
                 step.batch_size,

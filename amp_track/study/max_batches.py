@@ -97,7 +97,7 @@ def _result_of(done: list[Done], max_batch: MaxBatch, goal: Goal) -> PrecisionRe
     )
     return PrecisionResult(
         max_batch=max_batch,
-        probes=sum(job.kind == "probe" for job in done),
+        probes=sum(job.kind == "probe" or (job.kind == "confirm" and not job.fits) for job in done),
         at_max_batch=probed.job_result if probed else None,
         run_id=storage.run_id_of(probed.trial) if probed else None,
         confirmation=next((job.job_result for job in at_max_batch if job.kind == "confirm"), None),
