@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 from types import FrameType
@@ -20,8 +21,10 @@ def main() -> NoReturn:
     for number in INTERRUPTS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` sets it
             signal.signal(number, _end_at_once)
+    gc.disable()  # imports leave little garbage
     from amp_track import cli
 
+    gc.enable()
     try:
         cli.main()
     finally:
