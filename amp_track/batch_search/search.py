@@ -306,6 +306,11 @@ def _by_memory(
         return guess
     room_bytes = _usable_bytes(fitting, budget_bytes)
     floor = points[-1].batch_size
+    if from_above == "unplanned" and len(points) == 2 and hint.slope_bytes is not None:
+        plan = Line(0, points[0], hint.slope_bytes)
+        if plan.reaches(room_bytes) == floor:  # more seldom fits, whatever a line through the measurements says
+            one_more = round(plan.at(floor + 1))
+            return Next(floor + 1, f"one more than {floor}, to prove the max batch", one_more, should_fit=False)
     if len(points) == 1 and hint.fixed_bytes is not None and hint.fixed_bytes < points[0].size_bytes:
         points = [Point(0, hint.fixed_bytes), *points]
     line = line_through(points, room_bytes, planned_slope=hint.slope_bytes)
