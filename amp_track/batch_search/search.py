@@ -306,10 +306,10 @@ def _by_memory(
         return guess
     room_bytes = _usable_bytes(fitting, budget_bytes)
     floor = points[-1].batch_size
-    if from_above == "unplanned" and len(points) == 2 and hint.slope_bytes is not None:
-        plan = Line(0, points[0], hint.slope_bytes)
-        if plan.reaches(room_bytes) == floor:  # more seldom fits, whatever a line through the measurements says
-            one_more = round(plan.at(floor + 1))
+    if from_above == "unplanned" and len(points) == 2:
+        before = _by_the_plan(points[:1], [], hint, room_bytes)
+        if before is not None and before.reaches(room_bytes) == floor:  # more seldom fits, whatever the next line says
+            one_more = round(before.at(floor + 1))
             return Next(floor + 1, f"one more than {floor}, to prove the max batch", one_more, should_fit=False)
     if len(points) == 1 and hint.fixed_bytes is not None and hint.fixed_bytes < points[0].size_bytes:
         points = [Point(0, hint.fixed_bytes), *points]
@@ -325,6 +325,7 @@ def _by_memory(
         predicted = line.at(min(max(batch_size, floor + 1), ceiling - 1))
         return Next(batch_size, reason, round(predicted), should_fit=predicted <= room_bytes)
 
+    may_be_confirmed = from_above == "unplanned" and line is planned
     crossing = line.reaches(room_bytes)
     distance, measured = crossing - floor, floor - line.start
     if distance <= 0:
@@ -340,7 +341,6 @@ def _by_memory(
         is_guarded = bool(failing) and ceiling - floor < 2 * distance
         if margin >= _LEAST_MARGIN and not is_guarded:
             return to(crossing - margin, f"slightly below {crossing}, the predicted max batch")
-        may_be_confirmed = from_above == "unplanned" and line is planned
         if from_above != "never" and not may_be_confirmed and crossing + 1 < ceiling:
             return to(crossing + 1, f"one more than {crossing}, the predicted max batch")
         return dataclasses.replace(to(crossing, "predicted max batch"), may_be_confirmed=may_be_confirmed)
@@ -349,7 +349,7 @@ def _by_memory(
     if line is planned:
         guess = to(*_below_the_plan(crossing, floor, failing))
         is_near = failing[0].batch_size - guess.batch_size <= _FEW
-        return dataclasses.replace(guess, may_be_confirmed=from_above == "unplanned" and is_near)
+        return dataclasses.replace(guess, may_be_confirmed=may_be_confirmed and is_near)
     return to(*_below_a_surprise(line, crossing, points, failing, budget_bytes, room_bytes))
 
 

@@ -406,7 +406,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """Return the max batch of one precision, or the next job towards its proof.
 
         Short probes come first, then a confirmation run at their max batch. It needs no short probe of this batch if
-        one sample more does not fit, or is unlikely to. If a confirmation run fails where a short probe fits,
+        one sample more does not fit, or if a memory plan predicts it. If a confirmation run fails where a probe fits,
         confirmation runs below it follow, until one fits and one more sample does not.
         """
         goal = self.goal
@@ -432,9 +432,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             hint = self._hint(done, precision)
             # Without a pace, the confirmation run of a workload would be a whole epoch, whatever it takes.
             confirms = goal.confirm and any(job.fits for job in done[precision])
-            above: FromAbove = "never" if not goal.confirm else "always"
-            if confirms and goal.confirms_soon:
-                above = "unplanned"
+            above: FromAbove = "unplanned" if confirms and goal.confirms_soon else "always" if goal.confirm else "never"
             step = explore(known, goal.limit, budget_bytes=goal.budget_bytes, hint=hint, from_above=above)
             assert isinstance(step, Next), "a hint proves nothing"
             is_planned = hint.slope_bytes is not None and not any(probe.fits for probe in known)

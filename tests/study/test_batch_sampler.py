@@ -133,7 +133,7 @@ devices = st.builds(
     has_headroom=st.booleans(),
     evaluates=st.booleans(),
     confirm=st.booleans(),
-    planned=st.sampled_from([None, 0.8, 0.93, 1.0, 1.1]),
+    planned=st.sampled_from([None, 0.0, 0.8, 0.93, 1.0, 1.1]),
 )
 def test_every_search_ends_and_reports_only_what_ran(
     device: Device,
@@ -242,6 +242,12 @@ def test_one_sample_more_than_a_planned_max_batch_is_tried_whatever_the_line_say
         forecasts=LinePlans(device, 2.05),
     )
     assert [(each.kind, each.batch_size) for each in proposals] == [("probe", 56), ("confirm", 62), ("probe", 63)]
+
+
+def test_a_plan_whose_memory_does_not_rise_is_no_line() -> None:
+    """The optimizer step may take more than the samples of the planned batches."""
+    jobs = with_a_plan(0.0, dataclasses.replace(SAME_SIZE, sample_bytes=MIB))
+    assert jobs[0] == ("probe", 52)
 
 
 def test_far_below_a_failed_confirmation_run_a_probe_is_first() -> None:
