@@ -157,7 +157,9 @@ def _start_imports(request: Request) -> None:
     except BadInput:
         return
     if torchrun.launch() is None:  # its other ranks do not inspect
-        fork_server.start(leading_imports.leading_imports(request.job.workload), inspects=True)
+        imports = leading_imports.leading_imports(request.job.workload)
+        has_budget = request.job.memory_budget_bytes is not None
+        fork_server.start(fork_server.Setup(imports, huge_pages=has_budget), inspects=True)
 
 
 def _print_version(is_wanted: bool) -> None:

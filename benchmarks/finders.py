@@ -23,6 +23,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
 from amp_track.config.precisions import PRECISIONS
 from amp_track.runner.runner import JobRunner
+from amp_track.training.devices import heap
 from benchmarks.finder_results import (
     OURS,
     ROWS,
@@ -46,7 +48,7 @@ from benchmarks.finder_results import (
     summary,
 )
 from benchmarks.peers import PEERS, Case, in_own_process, peer_command
-from benchmarks.processes import busy_loops
+from benchmarks.processes import ENVIRONMENT, busy_loops
 from benchmarks.provenance import RESULTS, provenance, versions, write
 from benchmarks.trial_phases import end_of_proof, seconds_by_part, seconds_by_phase, timed_trials
 
@@ -94,9 +96,11 @@ def run_ours(cases: Sequence[Case], *flags: str) -> Run:
 
 
 def run_peer(case: Case, finder: str) -> Run:
-    """Run another finder."""
+    """Run another finder, within a budget with the huge pages that jobs of amp_track get."""
+    tunables = os.environ.get(heap.TUNABLES_VARIABLE, "")
+    malloc = {heap.TUNABLES_VARIABLE: heap.with_huge_pages(tunables)} if case.budget_mib else {}
     with tempfile.TemporaryDirectory() as folder:
-        result, seconds = in_own_process(peer_command(case, finder), folder=folder)
+        result, seconds = in_own_process(peer_command(case, finder), folder=folder, environment=ENVIRONMENT | malloc)
     return Run(
         answers={case.precision: result.get("answer")},
         errors={case.precision: result["error"]} if result["error"] else {},

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.processes import ENVIRONMENT
@@ -180,14 +181,16 @@ def peer_command(case: Case, finder: str) -> list[str]:
     return ["-W", "ignore", "-m", "benchmarks.peers", finder, json.dumps(dataclasses.asdict(case))]
 
 
-def in_own_process(arguments: list[str], *, folder: str, limit_seconds: float = 1800) -> tuple[Any, float]:
+def in_own_process(
+    arguments: list[str], *, folder: str, limit_seconds: float = 1800, environment: Mapping[str, str] = ENVIRONMENT
+) -> tuple[Any, float]:
     """Return the JSON in the last line of a command's output, and its seconds including imports."""
     started = time.perf_counter()
     try:
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=folder,
-            env=os.environ | ENVIRONMENT,
+            env=os.environ | environment,
             capture_output=True,
             text=True,
             timeout=limit_seconds,

@@ -71,7 +71,7 @@ def _predicted(request: Request) -> ExplainResult:
         kernels=gpus.device_kernels(session.inspection.hardware),
     )
     with progress.working("simulating the training step"):
-        plans = runner.plan(job, task, processes=len(precisions)).precisions
+        plans = runner.plan(job, task).precisions
     kind = allocator_kind(on_cuda=is_cuda)
     state = dataclasses.replace(
         state_at_failure(plans[0].trace, capacity_bytes, kind=kind), outside_bytes=outside_bytes

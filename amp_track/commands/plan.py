@@ -26,9 +26,6 @@ from amp_track.stores import store_checks
 from amp_track.targets import source
 from amp_track.workers import interrupts
 
-_PROCESSES = 3
-"""The number of precisions that allocate differently. Each uses one core for some seconds."""
-
 
 @interrupted_safely
 def plan(request: Request) -> PlanResult:
@@ -206,7 +203,7 @@ class _Planner:
         if len(options) < len(changes):
             job = dataclasses.replace(job, channels_last=not job.channels_last)
         with progress.working(f"{Variant.name_of(changes)}: simulating the training step"):
-            report = self.runner.plan(job, self.task, processes=min(len(self.task.precisions), _PROCESSES))
+            report = self.runner.plan(job, self.task)
         return Variant(changes=changes, report=report)
 
     def single_changes(self, first: Variant) -> Iterator[tuple[str, str]]:

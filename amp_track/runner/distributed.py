@@ -229,7 +229,7 @@ def rendezvous(launch: Launch, order: Order) -> str:
 class DistributedRunner(JobRunner):
     """Runs the jobs of one workload in fresh processes of several commands. This is the command of rank 0.
 
-    Predictions and dtypes run in a single process of this command.
+    Predictions and dtypes run in processes of this command only.
     """
 
     def __init__(self, launch: Launch, workload: str) -> None:

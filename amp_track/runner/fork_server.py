@@ -13,6 +13,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -22,6 +23,7 @@ import psutil
 
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.runner.leading_imports import LeadingImports, is_of_required_package, may_share_server
+from amp_track.training.devices import heap
 from amp_track.workers import interrupts, liveness, processes
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -60,10 +62,20 @@ _SERVERS = 3
 _LONGEST_TMPDIR = 70
 """Linux allows 107 bytes for a socket path; `/amp_track-xxxxxxxx/listener-xxxxxxxx` uses 37 of them."""
 
+
+@dataclass(frozen=True)
+class Setup:
+    """How a fork server is started for a workload."""
+
+    imports: LeadingImports
+    huge_pages: bool = False
+    """Whether malloc asks for huge pages in it and in its jobs: those within a CPU budget are faster with them."""
+
+
 _LOCK = threading.Condition()
 """Held while a start changes the environment, personality and main module, which all threads share."""
-_started: tuple[int | None, tuple[str, ...]] = (None, ())
-"""The process id and the import statements of the server that this module started last."""
+_started: tuple[int | None, Setup | None] = (None, None)
+"""The process id and the setup of the server that this module started last."""
 _users = 0
 """The number of `held` blocks that use it."""
 
@@ -71,30 +83,35 @@ _users = 0
 warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
 
 
-def start(imports: LeadingImports, *, inspects: bool = False) -> None:
+def start(setup: Setup, *, inspects: bool = False) -> None:
     """Start the fork server unless it runs. Do not wait for its imports.
 
-    A running server whose imports may change the behavior of this workload is replaced. With `inspects`, the first
+    A running server whose setup may change the behavior of this workload is replaced. With `inspects`, the first
     process of a new server is an inspection. Raises BadInput if the path of the temporary folder is too long for a
     socket.
     """
     _keep_sockets_in_scratch_folder()
     with _LOCK:
-        pid, statements = _started
-        if pid is not None and pid == _pid() and not may_share_server(statements, imports):
+        pid, running = _started
+        if running is not None and pid == _pid() and not _may_share(running, setup):
             with interrupts.waiting():
                 _LOCK.wait_for(lambda: _users == 0)  # other threads run jobs of another workload
             stop()
-        with _starting(imports, inspects=inspects):
+        with _starting(setup, inspects=inspects):
             _ensure_running()
 
 
+def _may_share(running: Setup, wanted: Setup) -> bool:
+    has_imports = may_share_server(running.imports.statements, wanted.imports)
+    return has_imports and running.huge_pages == wanted.huge_pages
+
+
 @contextlib.contextmanager
-def held(imports: LeadingImports) -> Iterator[None]:
+def held(setup: Setup) -> Iterator[None]:
     """Start the fork server as `start` does, and keep other workloads from replacing it within the block."""
     global _users
     with _LOCK:
-        start(imports)
+        start(setup)
         _users += 1
     try:
         yield
@@ -108,14 +125,15 @@ class ImportsTakeTooLong(Exception):
     """The fork server did not finish the imports of the workload in time, and was killed."""
 
 
-def start_process(process: ForkServerProcess, imports: LeadingImports, import_seconds: float) -> None:
+def start_process(process: ForkServerProcess, setup: Setup, import_seconds: float) -> None:
     """Start a process from the fork server, or from a new server if that died.
 
     Raises ImportsTakeTooLong if the server's imports of packages that only the workload needs exceed the time limit.
     """
-    only_required = all(map(is_of_required_package, imports.statements))  # jobs could not run any of them instead
+    statements = setup.imports.statements
+    only_required = all(map(is_of_required_package, statements))  # jobs could not run any of them instead
     for _ in range(_SERVERS):
-        with _starting(imports):
+        with _starting(setup):
             try:
                 _ensure_running()
                 limit = contextlib.nullcontext() if only_required else _killed_after(import_seconds)
@@ -222,8 +240,8 @@ def _keep_sockets_in_scratch_folder() -> None:
 
 
 @contextlib.contextmanager
-def _starting(imports: LeadingImports, *, inspects: bool = False) -> Iterator[None]:
-    """Set the environment of a server that is started within the block, and record its imports.
+def _starting(setup: Setup, *, inspects: bool = False) -> Iterator[None]:
+    """Set the environment of a server that is started within the block, and record its setup.
 
     Disable address-space randomization: objects are then hashed, sorted and placed in the same way, and a job uses the
     same memory in every command. The peak of an LSTM's training in 12 commands was equal to the page; with random
@@ -231,7 +249,7 @@ def _starting(imports: LeadingImports, *, inspects: bool = False) -> Iterator[No
     """
     global _started
     environment = {
-        PRELOAD_VARIABLE: "\n".join(imports.statements),
+        PRELOAD_VARIABLE: "\n".join(setup.imports.statements),
         INSPECTS_VARIABLE: "1" if inspects and hasattr(os, "waitid") else "",  # macOS lacks it before Python 3.13
         # The server starts by `python -c`, which searches the working folder first.
         SAFE_PATH_VARIABLE: os.environ.get(SAFE_PATH_VARIABLE) or SAFE_PATH,
@@ -239,6 +257,8 @@ def _starting(imports: LeadingImports, *, inspects: bool = False) -> Iterator[No
         # Otherwise torch.cuda.is_available(), which packages call at import, initializes CUDA.
         "PYTORCH_NVML_BASED_CUDA_CHECK": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
     }
+    if setup.huge_pages:
+        environment[heap.TUNABLES_VARIABLE] = heap.with_huge_pages(os.environ.get(heap.TUNABLES_VARIABLE, ""))
     if not IS_INSTALLED:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [PACKAGE_FOLDER, os.environ.get("PYTHONPATH", "")]))
     with _LOCK, processes.variables(environment):
@@ -251,7 +271,7 @@ def _starting(imports: LeadingImports, *, inspects: bool = False) -> Iterator[No
             if random_addresses != -1:
                 _personality(random_addresses)
             if _pid() != before:
-                _started = _pid(), imports.statements
+                _started = _pid(), setup
 
 
 def _personality(persona: int) -> int:

@@ -19,7 +19,6 @@ from amp_track.records.events import Event
 from amp_track.records.plan import Forecasts, PlanReport
 from amp_track.records.result import JobResult
 from amp_track.runner import fork_server, process_setup, ranks
-from amp_track.runner.leading_imports import LeadingImports
 from amp_track.workers import interrupts, liveness
 
 _TRACKING_NICENESS = 10
@@ -119,19 +118,19 @@ def _is_running(process: ForkServerProcess) -> bool:
 
 
 @contextlib.contextmanager
-def started(imports: LeadingImports, *arguments: Any, steps_back: bool = False) -> Iterator[Child]:
+def started(setup: fork_server.Setup, *arguments: Any, steps_back: bool = False) -> Iterator[Child]:
     """Start a process with the arguments of `process_setup.main`, and kill it at the end of the block.
 
     Its children are killed with it, unless they have left its process group. `steps_back` lowers the priority of this
     process, which cannot be undone.
     """
-    with fork_server.held(imports):  # before the priority is lowered, which the fork server would inherit
+    with fork_server.held(setup):  # before the priority is lowered, which the fork server would inherit
         if steps_back:
             _lower_own_priority()
         connection, childs_end = fork_server.CONTEXT.Pipe(duplex=False)
         process = fork_server.CONTEXT.Process(target=process_setup.main, args=(*arguments, childs_end))
         try:  # includes the start: after Ctrl-C, multiprocessing waits at exit for a child that runs
-            fork_server.start_process(process, imports, IMPORT_SECONDS)
+            fork_server.start_process(process, setup, IMPORT_SECONDS)
             childs_end.close()  # so that the pipe closes when the child dies
             child = Child(process, connection)
             yield child

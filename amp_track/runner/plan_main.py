@@ -24,14 +24,14 @@ _TRACED = 8, 16
 
 
 def predict(job: Job, task: PlanTask | ForecastTask, rank: Rank, sender: Sender) -> None:
-    """Send a PlanReport of this rank's share of the precisions, a BadInput, or a failed JobResult; or send Forecasts.
+    """Send a PlanReport of this rank's share of the precisions, a BadInput, or a failed JobResult; or its Forecasts.
 
     All GPUs are hidden from this process: an optimizer requests a CUDA stream, which would use GPU memory.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     message: Any
     try:
-        message = _report(job, task, rank) if isinstance(task, PlanTask) else _forecasts(job, task)
+        message = _report(job, task, rank) if isinstance(task, PlanTask) else _forecasts(job, task, rank)
     except BaseException as error:  # includes SystemExit
         if isinstance(task, ForecastTask):  # a search does not need forecasts, so they cannot fail
             message = Forecasts(reason=summary(error))
@@ -82,14 +82,17 @@ def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
     return PlanReport(workload=job.workload, precisions=tuple(plans))
 
 
-def _forecasts(job: Job, task: ForecastTask) -> Forecasts:
-    """Return the forecasts by precision, with the reason for a missing one."""
+def _forecasts(job: Job, task: ForecastTask, rank: Rank) -> Forecasts:
+    """Return this rank's forecasts by precision, with the reason for a missing one."""
     if job.compile:
         return Forecasts(reason="torch.compile changes the allocations of a step")
+    groups = _alike(task.precisions)[rank.index :: rank.count]
+    if not groups:
+        return Forecasts()
     step = load_target(dataclasses.replace(job, synthetic=True)).fake_step(as_cuda=task.on_cuda)
     found: dict[str, Forecast] = {}
     reason = ""
-    for names in _alike(task.precisions):
+    for names in groups:
         try:
             of_one = _forecast(step, names[0], task)
         except Exception as error:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from amp_track.config.job import ALONE, OUTPUT, Job, JobFolder, Rank, ranks_of_o
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import TargetFailed, printable
 from amp_track.records.events import Event, Launched, Noted
-from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
+from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlanReport, PlanTask
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import crash_diagnosis, fork_server, job_processes, leading_imports, ranks
 from amp_track.runner.process_setup import CudaTouched, Task
@@ -28,6 +29,8 @@ from amp_track.training.devices import cgroup
 from amp_track.workers import processes
 
 _FORECAST_SECONDS = 30.0
+_PLANNED_PRECISIONS = 3
+"""The number of precisions that allocate differently."""
 _LAST_LINES = 20
 """The lines of a failed command's output that are shown: it says there what is wrong, such as its usage."""
 
@@ -50,17 +53,18 @@ class JobRunner:
         workload: the file or module of the workload. The installed packages that it imports are imported once for all
             jobs.
         steps_back: lower the priority of this process permanently, after the inspection, so that its jobs run first.
+        huge_pages: let malloc ask for huge pages, because the jobs have a memory budget.
     """
 
-    def __init__(self, workload: str, *, steps_back: bool = False) -> None:
+    def __init__(self, workload: str, *, steps_back: bool = False, huge_pages: bool = False) -> None:
         self._steps_back = steps_back
         self._has_killed = False
-        self._imports = leading_imports.leading_imports(workload)
+        self._server = fork_server.Setup(leading_imports.leading_imports(workload), huge_pages)
         self._has_logged_note = False
 
     def start(self, *, inspects: bool = False) -> None:
         """Start to import torch in the fork server, ahead of the first job, or of an inspection. Do not wait."""
-        fork_server.start(self._imports, inspects=inspects)
+        fork_server.start(self._server, inspects=inspects)
 
     def inspect(self, job: Job) -> Inspection:
         """Return what the device supports and what the workload declares.
@@ -113,12 +117,12 @@ class JobRunner:
         assert isinstance(result, DtypesReport | JobResult)
         return result
 
-    def plan(self, job: Job, task: PlanTask, *, processes: int = 1) -> PlanReport:
+    def plan(self, job: Job, task: PlanTask) -> PlanReport:
         """Predict the memory of a resolved job's training step, in parallel processes.
 
         Raises BadInput if the step cannot run on fake tensors.
         """
-        results = self.in_fresh_processes(task, job, ranks_of_one_machine(processes))
+        results = self.in_fresh_processes(task, job, _ranks_of_a_plan(task.precisions))
         for result in results:
             if isinstance(result, JobResult):
                 raise failure(job, result)
@@ -126,14 +130,21 @@ class JobRunner:
         return PlanReport(workload=job.workload, precisions=tuple(plans[name] for name in task.precisions))
 
     def forecast(self, job: Job, task: ForecastTask) -> Forecasts:
-        """Predict the max batch at each precision, or return the reason why not. Takes at most half a minute."""
+        """Predict the max batch at each precision, in parallel processes, or return the reason why not.
+
+        Takes at most half a minute.
+        """
         job = dataclasses.replace(job, job_timeout_seconds=_FORECAST_SECONDS)
-        result = self.in_fresh_processes(task, job)[0]
-        if isinstance(result, Forecasts):
-            return result
-        if isinstance(result, JobResult) and result.status is not JobStatus.TIMED_OUT:
-            return Forecasts(reason=result.message)
-        return Forecasts(reason=f"the prediction took longer than {_FORECAST_SECONDS:g} s")
+        found: list[tuple[str, Forecast]] = []
+        reasons: list[str] = []
+        for result in self.in_fresh_processes(task, job, _ranks_of_a_plan(task.precisions)):
+            if isinstance(result, Forecasts):
+                found += result.by_precision
+                reasons += filter(None, [result.reason])
+            elif isinstance(result, JobResult):  # otherwise the process was killed because another one had failed
+                late = f"the prediction took longer than {_FORECAST_SECONDS:g} s"
+                reasons.append(late if result.status is JobStatus.TIMED_OUT else result.message)
+        return Forecasts(by_precision=tuple(found), reason=next(iter(reasons), ""))
 
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
@@ -175,7 +186,7 @@ class JobRunner:
                 running = [
                     stack.enter_context(
                         job_processes.started(
-                            self._imports, task, job, folder, rank, self._has_killed, steps_back=steps_back
+                            self._server, task, job, folder, rank, self._has_killed, steps_back=steps_back
                         )
                     )
                     for rank in all_ranks
@@ -211,7 +222,8 @@ class JobRunner:
 
         The next one skips packages that only the workload needs. Raise the error if there are none.
         """
-        statements = self._imports.statements
+        imports = self._server.imports
+        statements = imports.statements
         left = [each for each in statements if not leading_imports.is_of_required_package(each)]
         if not left:
             raise error
@@ -223,8 +235,13 @@ class JobRunner:
         else:
             _log.warning("%s: %s, so each job runs it.", "; ".join(left), error)
         kept = tuple(each for each in statements if each not in left)
-        self._imports = dataclasses.replace(self._imports, statements=kept)
+        self._server = dataclasses.replace(self._server, imports=dataclasses.replace(imports, statements=kept))
         fork_server.stop()
+
+
+def _ranks_of_a_plan(precisions: Sequence[str]) -> list[Rank]:
+    """Return the processes of a memory plan, each of which uses one core for some seconds."""
+    return ranks_of_one_machine(min(len(precisions), _PLANNED_PRECISIONS, os.cpu_count() or 1))
 
 
 def inspection_of(job: Job, result: job_processes.Result | None) -> Inspection:

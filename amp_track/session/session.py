@@ -18,7 +18,7 @@ from amp_track.records.errors import BadInput
 from amp_track.records.events import Event
 from amp_track.records.plan import Forecasts, ForecastTask
 from amp_track.records.result import JobResult
-from amp_track.report import figures, progress
+from amp_track.report import progress
 from amp_track.runner.runner import JobRunner
 from amp_track.session import checks
 from amp_track.stores import store_checks
@@ -167,7 +167,8 @@ def _runner(request: Request) -> Runner:
     """Return the job runner: on this machine, or on all machines where torchrun has started this command."""
     launch = torchrun.launch() if request.owns_process else None
     if launch is None:
-        return JobRunner(request.job.workload, steps_back=request.owns_process)
+        has_budget = request.job.memory_budget_bytes is not None
+        return JobRunner(request.job.workload, steps_back=request.owns_process, huge_pages=has_budget)
     if launch.rank.count != request.job.nproc:
         raise BadInput(
             f"torchrun has started {launch.rank.count} commands (WORLD_SIZE), but the training had "
@@ -179,13 +180,9 @@ def _runner(request: Request) -> Runner:
 
 
 def _import_libraries(request: Request) -> Future[None]:
-    """Start to import mlflow, optuna and matplotlib in a thread, while the fork server imports torch on another core.
-
-    The future waits for all but matplotlib, which the first plot needs.
-    """
+    """Start to import mlflow and optuna in a thread, while the fork server imports torch on another core."""
     thread = ThreadPoolExecutor(1)
     libraries = thread.submit(_warm_up, request)
-    thread.submit(figures.warm_up)
     thread.shutdown(wait=False)
     return libraries
 

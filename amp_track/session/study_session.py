@@ -21,6 +21,7 @@ from amp_track.session.probe_jobs import MOST_EPOCHS
 from amp_track.session.publish import LatePlots
 from amp_track.session.session import Session
 from amp_track.targets import source
+from amp_track.training.devices import heap
 
 if TYPE_CHECKING:
     from amp_track.study.types import Direction, Storage, Study
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _MAXIMIZE: Direction = "maximize"
 _SOURCE = "workload source"
 """The setting that another version of the target's files changes."""
-_METER_VERSION = 8
+_METER_VERSION = 9
 """Increase it when limits, memory metering or confirmation runs change: max batches found before no longer hold."""
 _MOST_DRIFT = 0.05
 """Relative change of free memory above which a study without a memory budget prints a warning."""
@@ -287,7 +288,8 @@ def _max_batch_settings(session: Session) -> dict[str, str]:
     epochs, most = job.epochs or 1, MOST_EPOCHS + 1
     training = f"{job.steps} steps" if job.steps is not None else f"{most} or more" if epochs >= most else str(epochs)
     on_cpu = {
-        "allocator": os.environ.get("GLIBC_TUNABLES", ""),
+        # As jobs have it, and as it is while another thread starts a fork server.
+        "allocator": heap.with_huge_pages(os.environ.get(heap.TUNABLES_VARIABLE, "")),
         "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
     }  # GPU memory depends on neither, and machines with the same GPU differ in both
     return _settings_that_affect(job, Affects.MAX_BATCH) | {

@@ -78,7 +78,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Simulate:
     """Replace the runner of the next commands by a simulated device."""
 
     def replace(kind: type[SimulatedRunner] = SimulatedRunner, **settings: Any) -> None:
-        monkeypatch.setattr(session, "JobRunner", lambda workload, *, steps_back: kind(**settings))
+        monkeypatch.setattr(session, "JobRunner", lambda workload, **flags: kind(**settings))
 
     return replace
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,8 @@ class Layers(nn.Module):
 
 def between(x: Tensor, act: str) -> Tensor:
     match act:
+        case "death in 16 bits" if x.dtype is not torch.float32:
+            os._exit(3)
         case "numpy":
             return x + float(x.detach().numpy().mean())
         case "mask":

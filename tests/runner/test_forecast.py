@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 from support import ROOT
@@ -55,6 +56,13 @@ def test_one_precision_that_cannot_be_planned_leaves_the_others() -> None:
     found = forecast_of("sigmoid-bce", precisions=("fp32", "amp"), on_cuda=True)
     assert [name for name, _ in found.by_precision] == ["fp32"]
     assert found.reason.startswith("amp: RuntimeError: aten.binary_cross_entropy")
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one process makes all plans there")
+def test_a_process_that_dies_takes_only_its_precision() -> None:
+    found = forecast_of("death in 16 bits", precisions=("fp32", "tf32", "bf16"))
+    assert [name for name, _ in found.by_precision] == ["fp32", "tf32"]
+    assert "exited with code 3" in found.reason
 
 
 def test_a_compiled_step_has_none() -> None:

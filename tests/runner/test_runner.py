@@ -3,6 +3,8 @@
 import dataclasses
 import mmap
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from amp_track.records.errors import BadInput, TargetFailed
 from amp_track.records.events import EpochEnded, Event, Launched, Started
 from amp_track.records.result import JobStatus
 from amp_track.runner.runner import JobRunner
+from amp_track.training.devices import heap
 
 FaultJob = Callable[..., Job]
 
@@ -190,6 +193,51 @@ def test_a_job_takes_the_same_memory_in_every_command(tmp_path: Path) -> None:
     here = _printed_by_a_command_of_its_own(tmp_path / "one", _WITHOUT_A_GUARD)
     there = _printed_by_a_command_of_its_own(tmp_path / "a folder elsewhere", _WITHOUT_A_GUARD, SOMETHING="x" * 3000)
     assert int(here) == pytest.approx(int(there), rel=0.002)
+
+
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_READS_ITS_PAGES = """
+import re
+from pathlib import Path
+
+import torch
+from tiny import Tiny
+
+def huge_kib():
+    return int(re.search(r"AnonHugePages: +([0-9]+)", Path("/proc/self/smaps_rollup").read_text())[1])
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        before_kib = huge_kib()
+        taken = torch.ones(2**24)
+        print(huge_kib() - before_kib, file=Path(__file__).with_suffix(".txt").open("a"))
+        return super().forward(x) + taken[0]
+
+class Reads(Tiny):
+    def model(self):
+        return Model(4, 2)
+"""
+
+
+@pytest.mark.skipif(
+    not (_HUGE_PAGES.exists() and "[madvise]" in _HUGE_PAGES.read_text() and heap.with_huge_pages("")),
+    reason="this kernel gives huge pages to every program or to none, or of another size",
+)
+@pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.35"), reason="this malloc cannot ask for huge pages")
+def test_only_runners_of_jobs_with_a_budget_ask_for_huge_pages(tmp_path: Path) -> None:
+    """Other jobs would be faster than outside of amp_track."""
+    workload = tmp_path / "reads.py"
+    workload.write_text(_READS_ITS_PAGES)
+    shutil.copy(WORKLOADS / "tiny.py", tmp_path)
+    has_huge_pages = []
+    for huge_pages in (False, True, False):
+        runner = JobRunner(str(workload), huge_pages=huge_pages)
+        job = Job(workload=str(workload), device="cpu", precision="fp32", memory_budget_bytes=256 * MEBIBYTE)
+        assert runner.run(resolve(job, runner.inspect(job))).fits
+        written = workload.with_suffix(".txt")
+        has_huge_pages.append(max(map(int, written.read_text().split())) > 32 * 1024)
+        written.unlink()
+    assert has_huge_pages == [False, True, False]
 
 
 def within_and_below(runner: JobRunner, precision: str, batch_size: int) -> tuple[str, str]:

@@ -1,10 +1,14 @@
 """What malloc does after `make_exact`, in processes of their own: it would do so in the tests' own for good."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support import ROOT
+
+from amp_track.training.devices import heap
 
 _HEAP = """
 from amp_track.training.devices import cpu, heap
@@ -14,10 +18,57 @@ size = lambda: cpu.process_bytes("VmSize")
 
 
 def printed(script: str) -> list[int]:
+    """Run a script as a job within a budget runs, and return the numbers that it prints."""
     done = subprocess.run(
-        [sys.executable, "-c", _HEAP + script], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True
+        [sys.executable, "-c", _HEAP + script],
+        env=os.environ | {heap.TUNABLES_VARIABLE: heap.with_huge_pages("")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        check=True,
     )
     return [int(line) for line in done.stdout.split()]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "tunables", "expected"),
+    [
+        ("2097152", "", "glibc.malloc.hugetlb=1"),
+        ("2097152", "glibc.malloc.check=3", "glibc.malloc.check=3:glibc.malloc.hugetlb=1"),
+        ("2097152", "glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+        ("536870912", "", ""),
+        (None, "", ""),
+    ],
+)
+def test_malloc_asks_for_huge_pages_of_2_mib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_bytes: str | None, tunables: str, expected: str
+) -> None:
+    file = tmp_path / "hpage_pmd_size"
+    if size_bytes is not None:
+        file.write_text(f"{size_bytes}\n")
+    monkeypatch.setattr(heap, "_HUGE_PAGE_FILE", file)
+    assert heap.with_huge_pages(tunables) == expected
+
+
+@pytest.mark.slow
+def test_beyond_the_reserve_the_limit_and_the_meter_differ_by_less_than_two_huge_pages() -> None:
+    """The heap of small blocks grows by one, and malloc may use its end for a large block."""
+    least_bytes, limit_bytes = printed("""
+import resource
+heap.make_exact()
+small = [libc.malloc(30_000) for _ in range(2 * heap._SMALL_BLOCKS_BYTES // 30_000)]
+before, used = size(), cpu.process_bytes("VmData")
+large = libc.malloc(5 * 2**20)
+print(size() - before)
+libc.free(large)
+for more in range(0, 6 * 2**20, 2**16):
+    resource.setrlimit(resource.RLIMIT_DATA, (used + more, resource.RLIM_INFINITY))
+    if libc.malloc(5 * 2**20) is not None:
+        break
+print(more)
+""")
+    assert least_bytes - 2**22 < limit_bytes <= least_bytes + 2**16
 
 
 @pytest.mark.slow
