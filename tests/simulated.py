@@ -64,6 +64,8 @@ class SimulatedRunner:
     epochs: int = 2
     streams: bool = False
     """Whether trainings send events by step and epoch, whose plot takes a third of a second."""
+    kind: str = "simulated"
+    """The kind of its hardware."""
     forecasts_asked: int = 0
     jobs: list[Job] = field(default_factory=list)
     """The jobs that ran, in order."""
@@ -92,7 +94,7 @@ class SimulatedRunner:
                 raise BadOption(name, f"got {text!r}, expected int")
         return Inspection(
             device="simulated:0",
-            hardware=Hardware(kind="simulated", name="Simulated 64 MiB"),
+            hardware=Hardware(kind=self.kind, name="Simulated 64 MiB"),
             free_bytes=self.free_bytes,
             budget_support=Support(supported=True, reason="it is made up"),
             precisions=tuple(

@@ -38,6 +38,10 @@ _ACCUMULATED_BATCHES = 2
 _LEAST_SECONDS = 5.0
 """A confirmation run takes at most this time or as long as the probes together, unless `--confirm-steps` asks for more.
 """
+_LEAST_CPU_SECONDS = 3.0
+"""The same within a CPU budget: shortened epochs of 4, 5, 6, 8, 12 and 24 steps had the same peak to the page at all
+ten max batches of docs/finders.md (AMD EPYC with avx512_bf16, 2 cores, torch 2.14.1, 2026-11-28).
+"""
 _LEAST_UNSHORTENED_SECONDS, _MOST_UNSHORTENED_SECONDS = 10.0, 60.0
 """The same for a function or a command, whose epoch is not shortened, and its upper limit: it may never end by itself.
 """
@@ -237,9 +241,10 @@ def training_seconds(session: Session, job: Job, probe: JobResult) -> float | No
 def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) -> Job:
     """Return the confirmation run of the max batch that `job` trains at.
 
-    By default it is an epoch, its evaluation and the first steps after it, within 5 s or the duration of the probes. A
-    shortened epoch has full steps, the epoch's smaller last step, an evaluation of as many batches, and the steps after
-    it. If three epochs and the steps after them take at most 5 s, these are run, also with `--confirm-steps epoch`.
+    By default it is an epoch, its evaluation and the first steps after it, within 5 s (3 s within a CPU budget) or the
+    duration of the probes. A shortened epoch has full steps, the epoch's smaller last step, an evaluation of as many
+    batches, and the steps after it. If three epochs and the steps after them take at most 5 s, these are run, also with
+    `--confirm-steps epoch`.
 
     It has no step that the job does not have: none after the evaluation of a job of one epoch, and no smaller last
     step if the job ends before it (`--steps`). Such a step may take more memory than the job itself: a transformer's
@@ -265,7 +270,8 @@ def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) ->
         several = min(in_all, MOST_EPOCHS * of_epoch + _STEPS_AFTER_AN_EPOCH)
         is_short = pace.seconds(several, of_epoch) <= _LEAST_SECONDS
         probes_seconds = sum(job_result.wall_seconds for job_result in probes)
-        most_seconds = math.inf if asked is not None else max(_LEAST_SECONDS, probes_seconds)
+        least_seconds = _LEAST_CPU_SECONDS if _memory_is_steady(session) else _LEAST_SECONDS
+        most_seconds = math.inf if asked is not None else max(least_seconds, probes_seconds)
         steps = several if is_short else _steps_in_time(pace, most_seconds, whole, of_epoch, after_epoch)
     every = job.checkpoint_every and min(job.checkpoint_every, steps)
     long = dataclasses.replace(job, epochs=None, steps=steps, checkpoint_every=every)
