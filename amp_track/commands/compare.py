@@ -12,7 +12,7 @@ from amp_track.config.options import Request
 from amp_track.config.precisions import PRECISIONS, REFERENCE
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.report import compare as compare_report
-from amp_track.report import progress
+from amp_track.report import figures, progress
 from amp_track.results.compare import Cell, CompareResult, as_numbers, in_order
 from amp_track.results.trial_row import TrialRow
 from amp_track.session import checks, publish, study_manifest
@@ -51,6 +51,7 @@ def compare(request: Request, *, runner: Runner | None = None) -> CompareResult:
     studies.check("compare")
     from amp_track import tracking
 
+    figures.warm_up()
     tracker = base.open_tracker()
     study = studies.open("compare")
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:

@@ -13,7 +13,7 @@ from amp_track.config.job import Job
 from amp_track.config.options import Request, SearchOptions
 from amp_track.config.precisions import REFERENCE
 from amp_track.records.errors import BadInput
-from amp_track.report import progress
+from amp_track.report import figures, progress
 from amp_track.report.wording import counted, time_text
 from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult
@@ -52,6 +52,7 @@ def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
     studies.check(*parts)
     from amp_track import tracking
 
+    figures.warm_up()
     tracker = session.open_tracker()
     study, sampler = max_batch.open_study(studies)
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:

@@ -14,7 +14,7 @@ from amp_track.config.job import Job, micro_batch
 from amp_track.config.options import Request
 from amp_track.config.precisions import AUTO
 from amp_track.records.errors import BadInput, NothingFits
-from amp_track.report import progress
+from amp_track.report import figures, progress
 from amp_track.report.train import explain
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.train import TrainResult
@@ -56,6 +56,7 @@ def train(request: Request, *, runner: Runner | None = None) -> TrainResult:
         checks.data_has_a_batch(request, job, session.inspection)
     from amp_track import tracking
 
+    figures.warm_up()
     tracker = session.open_tracker()
     if request.find_batch_size:
         fitted = max_batch.max_batch_in(studies, tracker, given_run_id=None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -29,8 +31,13 @@ def new_figure(width: float, height: float, **settings: Any) -> Figure:
     return Figure(figsize=(width, height), **settings)
 
 
+@functools.cache
 def warm_up() -> None:
-    """Import matplotlib before the first plot."""
+    """Start to import matplotlib in a thread, before the first plot."""
+    threading.Thread(target=_import_matplotlib).start()
+
+
+def _import_matplotlib() -> None:
     import matplotlib.backends.backend_agg
     import matplotlib.figure  # noqa: F401
 

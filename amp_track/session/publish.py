@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amp_track._version import __version__
 from amp_track.memory_plan.snapshot import snapshot
 from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.report import plan, plots, progress
@@ -35,8 +39,13 @@ _log = logging.getLogger("amp_track.commands")
 
 
 def publish(tracked_study: TrackedStudy, result: Result, *parts: str) -> str:
-    """Store the notes, tables, plots and the page of a study, and notes on its parts. Return the path of the page."""
-    studies, parent = tracked_study.studies, tracked_study.parent
+    """Store the notes, tables, plots and the page of a study, and notes on its parts. Return the path of the page.
+
+    A page on this machine that shows the same max batches already is not made again, which takes a third of a second.
+    """
+    from amp_track.study import storage
+
+    studies, parent, study = tracked_study.studies, tracked_study.parent, tracked_study.study
     ui = studies.session.ui
     text = dashboard_markdown(result, ui=ui)
     texts = dict.fromkeys(parts, text)
@@ -53,7 +62,20 @@ def publish(tracked_study: TrackedStudy, result: Result, *parts: str) -> str:
         _show_plots(studies, "train", parent.run_id, best)
     elif isinstance(result, CompareResult) and _keep_compare(result, parent, tracked_study.tracker):
         _show_plots(studies, "compare", parent.run_id, {})
-    return keep_page(result, parent, ui=ui)
+    if not isinstance(result, MaxBatchResult):
+        return keep_page(result, parent, ui=ui)
+    page, digest = page_of_run(parent), _digest(result, ui)
+    if study.user_attrs.get(storage.PUBLISHED) == digest and Path(page).exists():  # not if it is a URL
+        return page
+    if page := keep_page(result, parent, ui=ui):
+        study.set_user_attr(storage.PUBLISHED, digest)
+    return page
+
+
+def _digest(result: MaxBatchResult, ui: str) -> str:
+    """Return a hash of everything that the page of a result shows."""
+    shown = dataclasses.asdict(dataclasses.replace(result, plan_seconds=None))  # of the command that needed a plan
+    return hashlib.sha256(json.dumps([__version__, ui, shown], default=str).encode()).hexdigest()
 
 
 def keep_max_batches(tracked_study: TrackedStudy, result: MaxBatchResult) -> None:

@@ -14,7 +14,7 @@ from amp_track.records.errors import StoreFailed, TargetFailed
 from amp_track.records.events import CheckpointWritten, Event, Launched
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.records.units import format_bytes
-from amp_track.report import progress
+from amp_track.report import figures, progress
 from amp_track.report.max_batch import impossible_precisions
 from amp_track.report.train import explain
 from amp_track.report.wording import not_possible
@@ -131,6 +131,7 @@ def run_tracked(
             if isinstance(event, Launched):  # create and describe the run while the job starts
                 run.flush()
                 on_start()
+                figures.warm_up()
             show(event)
 
         resumed = str(resume_from) if resume_from is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import optuna
 import pytest
@@ -53,6 +54,25 @@ def test_a_studys_run_has_what_is_the_same_for_all_its_trials_as_params() -> Non
     assert (params["headroom"], params["multiple_of"]) == ("5%", "8")
     assert (params["workload"], params["memory_budget_bytes"]) == (DIGITS, str(8 * MEBIBYTE))
     assert not {"precision", "batch_size", "max_batch_size"} & set(params), "what varies, and what was not asked for"
+
+
+def test_a_page_is_drawn_again_only_if_it_would_show_something_else() -> None:
+    def page_of(**options: int) -> Path:
+        asked = request(JOB, study="s", precisions=("fp32",), **options)
+        return Path(max_batch(asked, runner=SimulatedRunner()).report)
+
+    def notes() -> list[str]:
+        study = optuna.load_study(study_name="s/max-batch/fp32", storage=stores()["storage"])
+        attributes = study._storage.get_study_system_attrs(study._study_id)
+        return [str(value) for name, value in attributes.items() if "note_str" in name]
+
+    page, noted = page_of(), notes()
+    page.write_text("as it was")
+    assert page_of().read_text() == "as it was"
+    assert notes() == noted != []
+    assert "multiple of 7" in page_of(multiple_of=7).read_text()
+    page.unlink()
+    assert page_of(multiple_of=7).is_file()
 
 
 @pytest.mark.nightly
