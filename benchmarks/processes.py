@@ -18,6 +18,7 @@ ENVIRONMENT = {
     # The repository first, then the path of this process, which may contain its packages.
     "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PYTHONDONTWRITEBYTECODE": "",  # a clone whose modules are compiled in every process starts 0.3 s later
 }
 
 
