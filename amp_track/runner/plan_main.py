@@ -42,13 +42,16 @@ def predict(job: Job, task: PlanTask | ForecastTask, rank: Rank, sender: Sender)
     sender.send(message)
 
 
-def _alike(precisions: Sequence[str]) -> list[list[str]]:
-    """Group precisions with the same allocations: fp32 and tf32 differ only in the computation."""
+def _alike(precisions: Sequence[str], rank: Rank) -> list[list[str]]:
+    """Return this rank's share of the groups of precisions with the same allocations.
+
+    fp32 and tf32 differ only in the computation.
+    """
     groups: dict[Any, list[str]] = {}
     for name in precisions:
         mode = Precision.named(name)
         groups.setdefault((mode.autocast_dtype, mode.grad_scaler, mode.prepare), []).append(name)
-    return list(groups.values())
+    return list(groups.values())[rank.index :: rank.count]
 
 
 def _with_speed_of(precision: str, max_batch: PlannedMaxBatch) -> PlannedMaxBatch:
@@ -63,7 +66,7 @@ def _with_speed_of(precision: str, max_batch: PlannedMaxBatch) -> PlannedMaxBatc
 def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
     step = load_target(job).fake_step(as_cuda=task.on_cuda)
     plans = []
-    for names in _alike(task.precisions)[rank.index :: rank.count]:
+    for names in _alike(task.precisions, rank):
         first = plan_precision(step, names[0], task)
         if task.on_cuda and first.trace.recurrent:
             layer, *others = first.trace.recurrent
@@ -86,7 +89,7 @@ def _forecasts(job: Job, task: ForecastTask, rank: Rank) -> Forecasts:
     """Return this rank's forecasts by precision, with the reason for a missing one."""
     if job.compile:
         return Forecasts(reason="torch.compile changes the allocations of a step")
-    groups = _alike(task.precisions)[rank.index :: rank.count]
+    groups = _alike(task.precisions, rank)
     if not groups:
         return Forecasts()
     step = load_target(dataclasses.replace(job, synthetic=True)).fake_step(as_cuda=task.on_cuda)

@@ -288,7 +288,7 @@ def _max_batch_settings(session: Session) -> dict[str, str]:
     epochs, most = job.epochs or 1, MOST_EPOCHS + 1
     training = f"{job.steps} steps" if job.steps is not None else f"{most} or more" if epochs >= most else str(epochs)
     on_cpu = {
-        # As jobs have it, and as it is while another thread starts a fork server.
+        # Also if another thread has added huge pages meanwhile, to start a fork server.
         "allocator": heap.with_huge_pages(os.environ.get(heap.TUNABLES_VARIABLE, "")),
         "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
     }  # GPU memory depends on neither, and machines with the same GPU differ in both
