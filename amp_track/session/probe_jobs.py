@@ -39,8 +39,9 @@ _LEAST_SECONDS = 5.0
 """A confirmation run takes at most this time or as long as the probes together, unless `--confirm-steps` asks for more.
 """
 _LEAST_CPU_SECONDS = 3.0
-"""The same within a CPU budget: shortened epochs of 4, 5, 6, 8, 12 and 24 steps had the same peak to the page at all
-ten max batches of docs/finders.md (AMD EPYC with avx512_bf16, 2 cores, torch 2.14.1, 2026-11-28).
+"""The same within a CPU budget: at all ten max batches of docs/finders.md, shortened epochs of 4, 5, 6, 8, 12 and 24
+steps had the same peak to the page; as the only epoch, 3 steps and all (AMD EPYC with avx512_bf16, 2 cores, torch
+2.14.1, 2026-11-28).
 """
 _LEAST_UNSHORTENED_SECONDS, _MOST_UNSHORTENED_SECONDS = 10.0, 60.0
 """The same for a function or a command, whose epoch is not shortened, and its upper limit: it may never end by itself.
@@ -51,7 +52,9 @@ spare. The digits within 32 MiB ran at batch 176 for two epochs, and ran out of 
 """
 _STEPS_AFTER_AN_EPOCH = 2
 FEWEST_STEPS = 4
-"""Two full steps, the epoch's smaller last step, and one after the evaluation. A shorter run has full steps only."""
+"""Two full steps, the epoch's smaller last step, and one after the evaluation. A shorter run that is asked for has full
+steps only.
+"""
 
 
 def goal_of(session: Session, free_bytes: int, *, recommends: bool = False) -> Goal:
@@ -261,7 +264,10 @@ def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) ->
     # -1: the job ends before the smaller last step of its epoch, and so does the confirmation run.
     after_epoch = max(min(in_all - of_epoch, _STEPS_AFTER_AN_EPOCH), -1)
     whole = min(in_all, of_epoch + _STEPS_AFTER_AN_EPOCH)
+    is_steady = _memory_is_steady(session)
     asked, pace = session.request.max_batch_options.confirm_steps, _pace(session, job, probes)
+    is_last_epoch = after_epoch <= 0
+    fewest = FEWEST_STEPS - 1 if is_steady and is_last_epoch and asked is None else FEWEST_STEPS
     if isinstance(asked, int):
         steps = min(asked, in_all)
     elif pace is None:
@@ -270,12 +276,12 @@ def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) ->
         several = min(in_all, MOST_EPOCHS * of_epoch + _STEPS_AFTER_AN_EPOCH)
         is_short = pace.seconds(several, of_epoch) <= _LEAST_SECONDS
         probes_seconds = sum(job_result.wall_seconds for job_result in probes)
-        least_seconds = _LEAST_CPU_SECONDS if _memory_is_steady(session) else _LEAST_SECONDS
+        least_seconds = _LEAST_CPU_SECONDS if is_steady else _LEAST_SECONDS
         most_seconds = math.inf if asked is not None else max(least_seconds, probes_seconds)
-        steps = several if is_short else _steps_in_time(pace, most_seconds, whole, of_epoch, after_epoch)
+        steps = several if is_short else _steps_in_time(pace, most_seconds, fewest, whole, of_epoch, after_epoch)
     every = job.checkpoint_every and min(job.checkpoint_every, steps)
     long = dataclasses.replace(job, epochs=None, steps=steps, checkpoint_every=every)
-    if steps >= whole or steps < FEWEST_STEPS:  # such a short run has full steps only, as any training has
+    if steps >= whole or steps < fewest:  # such a short run has full steps only, as any training has
         return long
     return dataclasses.replace(long, epoch_steps=steps - after_epoch)
 
@@ -329,7 +335,7 @@ def _pace(session: Session, job: Job, probes: Sequence[JobResult]) -> _Pace | No
     )
 
 
-def _steps_in_time(pace: _Pace, most_seconds: float, whole: int, of_epoch: int, after_epoch: int) -> int:
+def _steps_in_time(pace: _Pace, most_seconds: float, fewest: int, whole: int, of_epoch: int, after_epoch: int) -> int:
     """Return `whole`, or the number of optimizer steps of a shortened epoch, and after it, within `most_seconds`."""
     if pace.seconds(whole, of_epoch) <= most_seconds:
         return whole
@@ -338,4 +344,4 @@ def _steps_in_time(pace: _Pace, most_seconds: float, whole: int, of_epoch: int, 
     # An evaluation of as many batches as the epoch has steps follows the epoch, and another follows the last steps.
     evaluating = (2 if after else 1) * pace.eval_batch_seconds
     in_epoch = max(left / (pace.step_seconds + evaluating), (left - pace.eval_batches * evaluating) / pace.step_seconds)
-    return min(max(int(in_epoch) + after, FEWEST_STEPS), whole)
+    return min(max(int(in_epoch) + after, fewest), whole)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import pytest
+import simulated
 from simulated import SimulatedRunner
 from support import DIGITS, MEBIBYTE, request
 
@@ -102,6 +103,19 @@ def test_a_confirmation_makes_only_steps_that_the_job_makes(
 ) -> None:
     """An epoch of two million samples has 12,739 steps at a batch of 157."""
     job, _ = confirmation(SimulatedRunner(samples=2_000_000), confirm_steps=confirm_steps, **settings)
+    assert (job.steps, job.epoch_steps) == (steps, epoch_steps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "epochs", "steps", "epoch_steps"), [("cpu", 1, 3, 3), ("cpu", 2, 4, 2), ("simulated", 1, 4, 4)]
+)
+def test_slow_steps_are_confirmed_by_the_fewest(
+    kind: str, epochs: int, steps: int, epoch_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of 157 samples takes 16 s: two full ones, the smaller last one, and one after the evaluation if any."""
+    monkeypatch.setitem(simulated.SPEED, "fp32", 10.0)
+    runner = SimulatedRunner(samples=2_000_000, probe_seconds=0.5, kind=kind)
+    job, _ = confirmation(runner, epochs=epochs)
     assert (job.steps, job.epoch_steps) == (steps, epoch_steps)
 
 
