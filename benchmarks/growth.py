@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -140,8 +141,16 @@ def share(folder: Path, count: int, workers: int) -> dict[str, float]:
 
 def change_counter(file: str) -> int:
     """Return how often an SQLite file without a write-ahead log has been changed, by its header."""
-    with Path(file).open("rb") as stream:
-        return int.from_bytes(stream.read(28)[24:], "big")
+    return int.from_bytes(os.pread(_opened(file), 4, 24), "big")
+
+
+@functools.cache
+def _opened(file: str) -> int:
+    """Open a file for good: to close it would drop the locks that SQLite holds on it in this process.
+
+    Another process then writes at the same time, and reads fail (https://sqlite.org/howtocorrupt.html, 2.2).
+    """
+    return os.open(file, os.O_RDONLY)
 
 
 def _ends_of(owner: Any, name: str) -> list[float]:

@@ -14,12 +14,11 @@ import argparse
 import csv
 import multiprocessing
 import warnings
-from pathlib import Path
 
 from amp_track.memory_plan.gpus import GPUS
 from benchmarks import provenance
 
-FILE = Path(__file__).parent / "results" / "max-batches.csv"
+FILE = provenance.RESULTS / "max-batches.csv"
 PRECISIONS = ("fp32", "amp", "bf16")
 MODELS = (
     "torchvision:resnet50", "timm:vit_base_patch16_224", "torchvision:resnet18", "timm:convnext_tiny",

@@ -24,12 +24,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks import markdown, processes, provenance
 
-RESULTS = Path(__file__).parent / "results"
 WARM_UP_STEPS = 20
 ENVIRONMENT = processes.ENVIRONMENT | {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
@@ -288,9 +286,8 @@ def main() -> None:
         way, case = arguments.one
         print(json.dumps(WAYS[way](Case(**json.loads(case)))))
         return
-    RESULTS.mkdir(exist_ok=True)
     for result in measure(CASES[arguments.device], arguments.repeats):
-        (RESULTS / f"overhead-{arguments.device}.json").write_text(json.dumps(result, indent=2) + "\n")
+        provenance.write(f"overhead-{arguments.device}", result)
     print(table(result))
 
 

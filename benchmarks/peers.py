@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from amp_track.config.precisions import Precision
 from benchmarks.processes import ENVIRONMENT
 
 GPU_BUDGETS_MIB = (6144, None)
@@ -26,6 +27,7 @@ GPU_SAMPLES = {6144: 2**16, None: 2**20}
 GPU_DISTINCT = 256
 """The number of generated samples, which are repeated."""
 STEPS = 3
+_MOST_SECONDS = 1800
 PEERS = ("lightning binsearch", "lightning power", "accelerate", "timm")
 _IMPORTS = {"lightning": "lightning.pytorch", "accelerate": "accelerate.utils", "timm": "timm.utils"}
 
@@ -56,7 +58,7 @@ class Case:
 
 
 def run_peer(case: Case, finder: str) -> dict[str, Any]:
-    """Return the answer of a finder, its number of trials, and the seconds of its search without imports and data."""
+    """Return the answer of a finder, or its error, and its number of trials."""
     library = finder.partition(" ")[0]
     # Imports do not count as memory of the finder. The first optimizer step would import torch._dynamo.
     importlib.import_module(_IMPORTS[library])
@@ -78,7 +80,6 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
         # Start like a job of amp_track, in favor of the finders: with glibc's default malloc settings, Lightning
         # answered 288 and 144 in two runs, where 401 fit.
         open_device(case.device).begin(case.budget_bytes)
-        started = time.perf_counter()
         answer, error = None, None
         try:
             answer = search(case, finder, workload, data, eval_data, trials)
@@ -87,7 +88,6 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
         return {
             "answer": answer,
             "probes": len(trials),
-            "search_seconds": time.perf_counter() - started,
             "error": error,
         }
 
@@ -121,9 +121,9 @@ def _lightning(case: Case, finder: str, workload: Any, data: Any, eval_data: Any
         def val_dataloader(self) -> Any:
             return DataLoader(eval_data, batch_size=self.batch_size)
 
-    names: dict[str, Any] = {"fp32": "32-true", "tf32": "32-true", "amp": "16-mixed", "bf16": "bf16-mixed"}
+    name: Any = Precision.named(case.precision).in_tools["lightning"]
     trainer = pl.Trainer(
-        accelerator="cpu" if case.device == "cpu" else "gpu", devices=1, precision=names[case.precision], logger=False,
+        accelerator="cpu" if case.device == "cpu" else "gpu", devices=1, precision=name, logger=False,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, max_epochs=1,
     )  # fmt: skip
     mode: Any = finder.split()[1]
@@ -182,7 +182,7 @@ def peer_command(case: Case, finder: str) -> list[str]:
 
 
 def in_own_process(
-    arguments: list[str], *, folder: str, limit_seconds: float = 1800, environment: Mapping[str, str] = ENVIRONMENT
+    arguments: list[str], *, folder: str, environment: Mapping[str, str] = ENVIRONMENT
 ) -> tuple[Any, float]:
     """Return the JSON in the last line of a command's output, and its seconds including imports."""
     started = time.perf_counter()
@@ -193,7 +193,7 @@ def in_own_process(
             env=os.environ | environment,
             capture_output=True,
             text=True,
-            timeout=limit_seconds,
+            timeout=_MOST_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
         return {"error": f"its process timed out after {error.timeout:g} s"}, time.perf_counter() - started

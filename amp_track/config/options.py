@@ -94,8 +94,8 @@ class MaxBatchOptions:
         None, values.confirm_steps,
         "Steps of the confirmation run at each max batch. epoch: at least one full epoch, or a script's complete "
         "training. 0: no confirmation run.",
-        shown_default="3 epochs if they take at most 5 s, else 1 epoch, shortened to 5 s (3 s within a CPU budget) "
-        "or the time of the probes; of a script 10 s or the time of the probes, at most 1 min",
+        shown_default="3 epochs if they take at most 5 s, else 1 epoch, shortened to 5 s (one process within a CPU "
+        "budget: 3 s) or the time of the probes; of a script 10 s or the time of the probes, at most 1 min",
         panel=Panel.MAX_BATCH
     )
 

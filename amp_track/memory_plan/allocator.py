@@ -56,7 +56,7 @@ class CachingAllocator:
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
-        self.allocated_bytes = self.train_peak_allocated_bytes = 0
+        self.allocated_bytes = self.peak_allocated_bytes = 0
         """In rounded blocks."""
         self.reserved_bytes = self.peak_reserved_bytes = 0
         """In segments."""
@@ -75,7 +75,7 @@ class CachingAllocator:
         self._split(block, rounded)
         block.is_free = False
         self.allocated_bytes += block.size_bytes
-        self.train_peak_allocated_bytes = max(self.train_peak_allocated_bytes, self.allocated_bytes)
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
 
     def free(self, block: Block) -> None:
@@ -178,8 +178,8 @@ class PlainAllocator(CachingAllocator):
     def _hold(self, size_bytes: int) -> None:
         self.allocated_bytes += size_bytes
         self.reserved_bytes = self.allocated_bytes
-        self.train_peak_allocated_bytes = max(self.train_peak_allocated_bytes, self.allocated_bytes)
-        self.peak_reserved_bytes = self.train_peak_allocated_bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        self.peak_reserved_bytes = self.peak_allocated_bytes
 
 
 def allocator_kind(*, on_cuda: bool) -> type[CachingAllocator]:

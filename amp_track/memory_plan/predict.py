@@ -15,6 +15,7 @@ from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, on
 from amp_track.memory_plan.speed import samples_per_second
 from amp_track.records.plan import (
     Forecast,
+    ForecastTask,
     Kernels,
     PeakMemory,
     PlannedMaxBatch,
@@ -28,6 +29,8 @@ from amp_track.records.plan import (
 if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
 
+FORECAST_BATCHES = 8, 16
+"""The batch sizes whose traces define the line of a forecast."""
 _TRACED = 4, 8
 """Batch sizes of the first two traces: large enough not to be special cases."""
 _OF_BUDGET = 0.85
@@ -198,6 +201,17 @@ def plan_precision(step: FakeStep, precision: str, task: PlanTask) -> PrecisionP
     )
 
 
+def forecast_of(traces: Sequence[StepTrace], task: ForecastTask) -> Forecast | str:
+    """Return the forecast of a precision from its traces at `FORECAST_BATCHES`, or the reason why there is none."""
+    first, second = sorted(traces, key=lambda trace: trace.batch_size)
+    if first.recurrent:
+        return f"{', '.join(first.recurrent)}: the memory that a recurrent layer keeps cannot be predicted"
+    family = TraceFamily.through(first, second)
+    if family is None:
+        return f"{first.precision}: the operations of the step depend on the batch size"
+    return forecast(family, task.budget_bytes, most=task.max_batch_size, on_cuda=task.on_cuda)
+
+
 def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool) -> Forecast:
     """Return the batch size, up to `most`, to begin a search with, and its slope.
 
@@ -257,7 +271,7 @@ class ReplayedMemory:
 
     def _replay_without_limit(self, batch_size: int) -> int:
         sizes = self._family.sizes_at(batch_size)
-        return replayed(self._family.first, sizes, CachingAllocator()).train_peak_allocated_bytes
+        return replayed(self._family.first, sizes, CachingAllocator()).peak_allocated_bytes
 
     def _smallest_limit(self, batch_size: int) -> int:
         too_few = bisect_largest(

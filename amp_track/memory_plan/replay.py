@@ -118,7 +118,7 @@ def predict_peak(
         by_category[storage.category] += storage.size_bytes
         by_layer[storage.layer or f"({storage.category})"] += storage.size_bytes
     return PeakMemory(
-        allocated_bytes=allocator.train_peak_allocated_bytes,
+        allocated_bytes=allocator.peak_allocated_bytes,
         reserved_bytes=allocator.peak_reserved_bytes,
         by_category=tuple(by_category.most_common()),
         by_layer=tuple(by_layer.most_common()),
@@ -136,7 +136,7 @@ def state_at_failure(
     if failed is None:
         return _state(
             trace, end, None,
-            allocated_bytes=allocator.train_peak_allocated_bytes, reserved_bytes=allocator.peak_reserved_bytes,
+            allocated_bytes=allocator.peak_allocated_bytes, reserved_bytes=allocator.peak_reserved_bytes,
             capacity_bytes=capacity_bytes,
         )  # fmt: skip
     return _state(

@@ -107,10 +107,7 @@ class ServerFailed(AmpTrackError):
 
 
 class WorkersFailed(AmpTrackError):
-    """Every search worker started by `worker` failed.
-
-    `exit_code` is theirs, or 1 if they differ.
-    """
+    """Every search worker started by `worker` failed. If all ended with one exit code, the command does, too."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)

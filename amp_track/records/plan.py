@@ -309,6 +309,22 @@ class PlannedMaxBatch:
         most = f", at most {self.most_batch_size}" if self.most_batch_size is not None else ""
         return f"{self.batch_size} (safe {self.safe_batch_size}{most})"
 
+    def as_json(self) -> dict[str, Any]:
+        peak, way = self.peak, self.way
+        return {
+            "max_batch": self.batch_size,
+            "safe_batch": self.safe_batch_size,
+            "at_most_batch": self.most_batch_size,
+            "hole": self.hole,
+            "bound": self.bound,
+            "peak_allocated_bytes": peak.allocated_bytes if peak is not None else None,
+            "peak_reserved_bytes": peak.reserved_bytes if peak is not None else None,
+            "one_sample_bytes": self.at_one_bytes,
+            "samples_per_s_rough_estimate": self.samples_per_s,
+            "micro_batch": way.micro_batch if way is not None else None,
+            "grad_accum": way.grad_accum if way is not None else None,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionPlan:
@@ -363,6 +379,14 @@ class Forecast:
     slope_bytes: float  # the bytes that each further sample adds to the peak
     traces: tuple[StepTrace, StepTrace] | None = None
     """On CUDA, two traces of the step: replays between them predict which batches fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastTraces:
+    """The traces that one process has made for forecasts, by precision: one or more of those that each needs."""
+
+    by_precision: tuple[tuple[str, StepTrace], ...] = ()
+    reason: str = ""  # the reason for a missing trace; empty if none is missing
 
 
 @dataclass(frozen=True, kw_only=True)

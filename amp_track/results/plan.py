@@ -154,7 +154,7 @@ class PlanResult(Shown):
                 "variant": Variant.name_of(variant.changes),
                 "gpu_or_budget": target.name,
                 "precision": plan.precision,
-                **_max_batch_as_json(self.max_batch(variant, plan.precision, target)),
+                **self._max_batch_as_json(variant, plan.precision, target),
             }
             for variant in self.variants
             for target in self.targets
@@ -167,40 +167,24 @@ class PlanResult(Shown):
             "target": variant.report.workload,
             "changes": dict(variant.changes),
             "budgets": {
-                target.name: {name: _max_batch_as_json(self.max_batch(variant, name, target)) for name in names}
+                target.name: {name: self._max_batch_as_json(variant, name, target) for name in names}
                 for target in self.targets
             },
-            "precisions": {
-                plan.precision: {
-                    "batch_size": plan.batch_size,
-                    **plan.peak.as_json(),
-                    "peak_allocated_bytes_with_workspaces": plan.peak_with_workspaces.allocated_bytes,
-                    "peak_reserved_bytes_with_workspaces": max(
-                        plan.peak.reserved_bytes, plan.peak_with_workspaces.reserved_bytes
-                    ),
-                    "relative_work": self.relative_work(plan),
-                    "half_precision_work": self.half_work(plan),
-                    "values_read": list(plan.trace.values_read),
-                }
-                for plan in variant.report.precisions
-            },
+            "precisions": {plan.precision: self._precision_as_json(plan) for plan in variant.report.precisions},
         }
 
+    def _precision_as_json(self, plan: PrecisionPlan) -> dict[str, Any]:
+        with_workspaces = plan.peak_with_workspaces
+        return {
+            "batch_size": plan.batch_size,
+            **plan.peak.as_json(),
+            "peak_allocated_bytes_with_workspaces": with_workspaces.allocated_bytes,
+            "peak_reserved_bytes_with_workspaces": max(plan.peak.reserved_bytes, with_workspaces.reserved_bytes),
+            "relative_work": self.relative_work(plan),
+            "half_precision_work": self.half_work(plan),
+            "values_read": list(plan.trace.values_read),
+        }
 
-def _max_batch_as_json(max_batch: PlannedMaxBatch | str) -> dict[str, Any]:
-    if isinstance(max_batch, str):
-        return {"skipped": max_batch}
-    peak, way = max_batch.peak, max_batch.way
-    return {
-        "max_batch": max_batch.batch_size,
-        "safe_batch": max_batch.safe_batch_size,
-        "at_most_batch": max_batch.most_batch_size,
-        "hole": max_batch.hole,
-        "bound": max_batch.bound,
-        "peak_allocated_bytes": peak.allocated_bytes if peak is not None else None,
-        "peak_reserved_bytes": peak.reserved_bytes if peak is not None else None,
-        "one_sample_bytes": max_batch.at_one_bytes,
-        "samples_per_s_rough_estimate": max_batch.samples_per_s,
-        "micro_batch": way.micro_batch if way is not None else None,
-        "grad_accum": way.grad_accum if way is not None else None,
-    }
+    def _max_batch_as_json(self, variant: Variant, precision: str, target: PlanTarget) -> dict[str, Any]:
+        max_batch = self.max_batch(variant, precision, target)
+        return {"skipped": max_batch} if isinstance(max_batch, str) else max_batch.as_json()

@@ -16,7 +16,7 @@ from amp_track.config.inspection import Inspection
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import AmpTrackError
 from amp_track.records.events import Event
-from amp_track.records.plan import Forecasts, PlanReport
+from amp_track.records.plan import ForecastTraces, PlanReport
 from amp_track.records.result import JobResult
 from amp_track.runner import fork_server, process_setup, ranks
 from amp_track.workers import interrupts, liveness
@@ -33,7 +33,7 @@ _CHECK_SECONDS = 1
 """The longest wait before a check for interrupts: Python may swallow an exception raised in a signal handler."""
 _PEERS_SECONDS = 2
 """How long other ranks may still report after one has failed: one of them may be the cause."""
-Result = JobResult | Inspection | DtypesReport | PlanReport | Forecasts
+Result = JobResult | Inspection | DtypesReport | PlanReport | ForecastTraces
 
 
 class Source(ABC):

@@ -5,36 +5,30 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amp_track.config.job import Job, Rank, library_of_model
 from amp_track.config.precisions import Precision
-from amp_track.memory_plan.predict import forecast, plan_precision
-from amp_track.memory_plan.replay import TraceFamily, on_device
+from amp_track.memory_plan.predict import FORECAST_BATCHES, plan_precision
+from amp_track.memory_plan.replay import on_device
 from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue, summary
-from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlannedMaxBatch, PlanReport, PlanTask
+from amp_track.records.plan import ForecastTask, ForecastTraces, PlannedMaxBatch, PlanReport, PlanTask, StepTrace
 from amp_track.runner.process_setup import Sender
 from amp_track.targets.base import cannot_be_planned, job_result_of_exception, load_target
 
-if TYPE_CHECKING:
-    from amp_track.memory_plan.fake_step import FakeStep
-
-_TRACED = 8, 16
-"""The batch sizes that define the line of a forecast."""
-
 
 def predict(job: Job, task: PlanTask | ForecastTask, rank: Rank, sender: Sender) -> None:
-    """Send a PlanReport of this rank's share of the precisions, a BadInput, or a failed JobResult; or its Forecasts.
+    """Send a PlanReport of this rank's share of the precisions, a BadInput, or a failed JobResult; or ForecastTraces.
 
     All GPUs are hidden from this process: an optimizer requests a CUDA stream, which would use GPU memory.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     message: Any
     try:
-        message = _report(job, task, rank) if isinstance(task, PlanTask) else _forecasts(job, task, rank)
+        message = _report(job, task, rank) if isinstance(task, PlanTask) else _traces(job, task, rank)
     except BaseException as error:  # includes SystemExit
         if isinstance(task, ForecastTask):  # a search does not need forecasts, so they cannot fail
-            message = Forecasts(reason=summary(error))
+            message = ForecastTraces(reason=summary(error))
         elif isinstance(error, InvalidReturnValue) or not isinstance(error, Exception):
             message = job_result_of_exception(error, "plan", None)
         else:
@@ -42,16 +36,13 @@ def predict(job: Job, task: PlanTask | ForecastTask, rank: Rank, sender: Sender)
     sender.send(message)
 
 
-def _alike(precisions: Sequence[str], rank: Rank) -> list[list[str]]:
-    """Return this rank's share of the groups of precisions with the same allocations.
-
-    fp32 and tf32 differ only in the computation.
-    """
+def _alike(precisions: Sequence[str]) -> list[list[str]]:
+    """Return the groups of precisions with the same allocations. fp32 and tf32 differ only in the computation."""
     groups: dict[Any, list[str]] = {}
     for name in precisions:
         mode = Precision.named(name)
         groups.setdefault((mode.autocast_dtype, mode.grad_scaler, mode.prepare), []).append(name)
-    return list(groups.values())[rank.index :: rank.count]
+    return list(groups.values())
 
 
 def _with_speed_of(precision: str, max_batch: PlannedMaxBatch) -> PlannedMaxBatch:
@@ -66,7 +57,7 @@ def _with_speed_of(precision: str, max_batch: PlannedMaxBatch) -> PlannedMaxBatc
 def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
     step = load_target(job).fake_step(as_cuda=task.on_cuda)
     plans = []
-    for names in _alike(task.precisions, rank):
+    for names in _alike(task.precisions)[rank.index :: rank.count]:
         first = plan_precision(step, names[0], task)
         if task.on_cuda and first.trace.recurrent:
             layer, *others = first.trace.recurrent
@@ -85,36 +76,24 @@ def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
     return PlanReport(workload=job.workload, precisions=tuple(plans))
 
 
-def _forecasts(job: Job, task: ForecastTask, rank: Rank) -> Forecasts:
-    """Return this rank's forecasts by precision, with the reason for a missing one."""
+def _traces(job: Job, task: ForecastTask, rank: Rank) -> ForecastTraces:
+    """Return this rank's share of the traces for all forecasts, with the reason for a missing one."""
     if job.compile:
-        return Forecasts(reason="torch.compile changes the allocations of a step")
-    groups = _alike(task.precisions, rank)
-    if not groups:
-        return Forecasts()
+        return ForecastTraces(reason="torch.compile changes the allocations of a step")
+    wanted = [(names, batch_size) for names in _alike(task.precisions) for batch_size in FORECAST_BATCHES]
+    # Neighbors together: a process that dies takes as few precisions as possible.
+    first, end = (len(wanted) * index // rank.count for index in (rank.index, rank.index + 1))
+    share = wanted[first:end]
+    if not share:
+        return ForecastTraces()
     step = load_target(dataclasses.replace(job, synthetic=True)).fake_step(as_cuda=task.on_cuda)
-    found: dict[str, Forecast] = {}
+    found: list[tuple[str, StepTrace]] = []
     reason = ""
-    for names in groups:
+    for names, batch_size in share:
         try:
-            of_one = _forecast(step, names[0], task)
+            trace = on_device(step.trace(names[0], batch_size).with_next_step(), task.kernels)
         except Exception as error:
-            of_one = f"{names[0]}: {summary(error)}"
-        if isinstance(of_one, Forecast):
-            found |= dict.fromkeys(names, of_one)
+            reason = f"{names[0]}: {summary(error)}"
         else:
-            reason = of_one
-    return Forecasts(by_precision=tuple(found.items()), reason=reason)
-
-
-def _forecast(step: FakeStep, precision: str, task: ForecastTask) -> Forecast | str:
-    """Return the forecast of a precision, or the reason why there is none."""
-    first, second = (
-        on_device(step.trace(precision, batch_size).with_next_step(), task.kernels) for batch_size in _TRACED
-    )
-    if first.recurrent:
-        return f"{', '.join(first.recurrent)}: the memory that a recurrent layer keeps cannot be predicted"
-    family = TraceFamily.through(first, second)
-    if family is None:
-        return f"{precision}: the operations of the step depend on the batch size"
-    return forecast(family, task.budget_bytes, most=task.max_batch_size, on_cuda=task.on_cuda)
+            found += [(name, trace) for name in names]
+    return ForecastTraces(by_precision=tuple(found), reason=reason)

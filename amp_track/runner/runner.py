@@ -21,7 +21,7 @@ from amp_track.config.job import ALONE, OUTPUT, Job, JobFolder, Rank, ranks_of_o
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import TargetFailed, printable
 from amp_track.records.events import Event, Launched, Noted
-from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlanReport, PlanTask
+from amp_track.records.plan import Forecast, Forecasts, ForecastTask, ForecastTraces, PlanReport, PlanTask, StepTrace
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import crash_diagnosis, fork_server, job_processes, leading_imports, ranks
 from amp_track.runner.process_setup import CudaTouched, Task
@@ -130,21 +130,27 @@ class JobRunner:
         return PlanReport(workload=job.workload, precisions=tuple(plans[name] for name in task.precisions))
 
     def forecast(self, job: Job, task: ForecastTask) -> Forecasts:
-        """Predict the max batch at each precision, in parallel processes, or return the reason why not.
+        """Predict the max batch at each precision, or return the reason why not.
 
-        Takes at most half a minute.
+        Parallel processes trace the step at two batch sizes, which takes at most half a minute.
         """
+        from amp_track.memory_plan.predict import FORECAST_BATCHES, forecast_of  # late: of a search only
+
         job = dataclasses.replace(job, job_timeout_seconds=_FORECAST_SECONDS)
-        found: list[tuple[str, Forecast]] = []
+        traces: dict[str, list[StepTrace]] = {name: [] for name in task.precisions}
         reasons: list[str] = []
-        for result in self.in_fresh_processes(task, job, _ranks_of_a_plan(task.precisions)):
-            if isinstance(result, Forecasts):
-                found += result.by_precision
+        for result in self.in_fresh_processes(task, job, _ranks_of_a_plan(task.precisions, len(FORECAST_BATCHES))):
+            if isinstance(result, ForecastTraces):
+                for name, trace in result.by_precision:
+                    traces[name].append(trace)
                 reasons += filter(None, [result.reason])
             elif isinstance(result, JobResult):  # otherwise the process was killed because another one had failed
                 late = f"the prediction took longer than {_FORECAST_SECONDS:g} s"
                 reasons.append(late if result.status is JobStatus.TIMED_OUT else result.message)
-        return Forecasts(by_precision=tuple(found), reason=next(iter(reasons), ""))
+        made = {name: forecast_of(of_one, task) for name, of_one in traces.items() if len(of_one) == 2}
+        reasons += [reason for reason in made.values() if isinstance(reason, str)]
+        found = tuple((name, each) for name, each in made.items() if isinstance(each, Forecast))
+        return Forecasts(by_precision=found, reason=next(iter(reasons), ""))
 
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
@@ -239,9 +245,9 @@ class JobRunner:
         fork_server.stop()
 
 
-def _ranks_of_a_plan(precisions: Sequence[str]) -> list[Rank]:
-    """Return the processes of a memory plan, each of which uses one core for some seconds."""
-    return ranks_of_one_machine(min(len(precisions), _PLANNED_PRECISIONS, os.cpu_count() or 1))
+def _ranks_of_a_plan(precisions: Sequence[str], parts: int = 1) -> list[Rank]:
+    """Return the processes of a memory plan with a number of parts per precision. Each uses a core for some seconds."""
+    return ranks_of_one_machine(min(parts * min(len(precisions), _PLANNED_PRECISIONS), os.cpu_count() or 1))
 
 
 def inspection_of(job: Job, result: job_processes.Result | None) -> Inspection:

@@ -6,11 +6,11 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from amp_track._version import __version__
 from amp_track.memory_plan.snapshot import snapshot
@@ -81,7 +81,7 @@ def _digest(result: MaxBatchResult, ui: str) -> str:
 def keep_max_batches(tracked_study: TrackedStudy, result: MaxBatchResult) -> None:
     """Store the table of the probes, the max batches as metrics, and their proofs as notes."""
     parent = tracked_study.parent
-    parent.table("probes.json", _columns([probe.probe_row() for probe in result.probes]))
+    parent.table("probes.json", [probe.probe_row() for probe in result.probes])
     for precision, fitted in result.precisions.items():
         parent.metric(f"max_batch/{precision}", fitted.max_batch.batch_size)
         if fitted.efficient_batch is not None:
@@ -92,7 +92,7 @@ def keep_max_batches(tracked_study: TrackedStudy, result: MaxBatchResult) -> Non
 
 def _keep_search(result: SearchResult, parent: Run) -> None:
     rows = [trial.as_json() | {"optimizer_steps": trial.job_result.optimizer_steps} for trial in result.trials]
-    parent.table("trials.json", _columns(rows))
+    parent.table("trials.json", rows)
     with processes.scratch_folder() as folder:
         plots.draw_search(result, folder / SEARCH_PLOT)
         parent.artifact(folder / SEARCH_PLOT)
@@ -100,7 +100,7 @@ def _keep_search(result: SearchResult, parent: Run) -> None:
 
 def _keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> bool:
     """Store table and plots of a comparison. Return whether there is a plot."""
-    parent.table("compare.json", _columns([result.row(cell) for cell in result.cells]))
+    parent.table("compare.json", [result.row(cell) for cell in result.cells])
     of_workload = {}
     with processes.scratch_folder() as folder:
         if is_drawn := plots.draw_compare(result, folder / COMPARE_PLOT):
@@ -150,11 +150,6 @@ def keep_plan(result: PlanResult, run: Run) -> None:
             file = folder / f"memory-{of_precision.precision}.pickle"
             file.write_bytes(snapshot(of_precision.trace))
             run.artifact(file)
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the columns of a table, by name; all rows have the same names."""
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
 
 
 def show_max_batches(studies: Studies, study: Study, goal: Goal) -> None:

@@ -32,7 +32,7 @@ _MAXIMIZE: Direction = "maximize"
 _SOURCE = "workload source"
 """The setting that another version of the target's files changes."""
 _METER_VERSION = 9
-"""Increase it when limits, memory metering or confirmation runs change: max batches found before no longer hold."""
+"""Increase it when limits, meter or confirmation runs change so that max batches found before may not hold."""
 _MOST_DRIFT = 0.05
 """Relative change of free memory above which a study without a memory budget prints a warning."""
 

@@ -308,7 +308,7 @@ def _is_measured(study: optuna.Study, trial: FrozenTrial) -> bool:
     if trial.state is not TrialState.FAIL:
         return True
     job_result = job_result_of(trial) if study.study_name.endswith("/seeds") else None
-    return job_result is not None and (job_result.metric is None or not math.isfinite(job_result.metric))
+    return job_result is not None and (job_result.metric is None or math.isnan(job_result.metric))
 
 
 def parts_by_study(names: Iterable[str]) -> dict[str, list[str]]:

@@ -19,7 +19,6 @@ class Lookup:
     """Read access to an existing store, whose address was checked. Raise BadInput if there are no runs yet."""
 
     def __init__(self, uri: str) -> None:
-        mlflow_internals.hush()
         address = StoreAddress.parse(uri)
         if not address.exists() or (address.kind != "http" and not mlflow_internals.has_tables(uri)):
             raise BadInput(

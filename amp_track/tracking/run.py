@@ -126,7 +126,7 @@ class Run:
     def diagnosed(self) -> None:
         """Store the table of the diagnosed layers, if there are any."""
         if self._diagnosed:
-            self.table("diagnosis.json", _columns(self._diagnosed))
+            self.table("diagnosis.json", [_row(look) for look in self._diagnosed])
 
     def _diagnosis(self, looks: Sequence[LayerGradients]) -> None:
         """Log the model's fractions by step as metrics; those of the layers go into a table at the end."""
@@ -152,10 +152,10 @@ class Run:
     def text(self, file: str, text: str) -> None:
         self._sink.write(self._key, LogText(path=file, text=text))
 
-    def table(self, file: str, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Store a table like MLflow's `log_table`, but replace an existing one instead of appending."""
-        rows = [list(row) for row in zip(*columns.values(), strict=True)]
-        self.text(file, json.dumps({"columns": list(columns), "data": rows}))
+    def table(self, file: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Store rows with the same names like MLflow's `log_table`, but replace a table instead of appending to it."""
+        columns = list(rows[0]) if rows else []
+        self.text(file, json.dumps({"columns": columns, "data": [[row[name] for name in columns] for row in rows]}))
         if (entry := {"path": file, "type": "table"}) not in self._tables:
             self._tables.append(entry)
             self.tags({_TABLES: json.dumps(self._tables)})
@@ -227,15 +227,15 @@ def _is_same(known: float | None, value: float) -> bool:
     return known is not None and (known == value or (math.isnan(known) and math.isnan(value)))
 
 
-def _columns(looks: Sequence[LayerGradients]) -> dict[str, list[Any]]:
-    """Return the table of the diagnosis: fractions instead of counts, and inf as text for JSON."""
-    largest = [look.largest_output for look in looks]
+def _row(look: LayerGradients) -> dict[str, Any]:
+    """Return a row of the diagnosis: fractions instead of counts, and inf as text for JSON."""
+    values, largest = max(look.values, 1), look.largest_output
     return {
-        "step": [look.step for look in looks],
-        "layer": [look.layer for look in looks],
-        "gradient values": [look.values for look in looks],
-        "non-finite": [look.non_finite / max(look.values, 1) for look in looks],
-        "underflowing": [look.underflowing / max(look.values, 1) for look in looks],
-        "zero": [look.zero / max(look.values, 1) for look in looks],
-        "largest output": [size if size is None or math.isfinite(size) else str(size) for size in largest],
+        "step": look.step,
+        "layer": look.layer,
+        "gradient values": look.values,
+        "non-finite": look.non_finite / values,
+        "underflowing": look.underflowing / values,
+        "zero": look.zero / values,
+        "largest output": largest if largest is None or math.isfinite(largest) else str(largest),
     }

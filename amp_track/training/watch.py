@@ -43,7 +43,7 @@ from torch.utils.data import (
 
 from amp_track.config.job import Job, loads_in_its_own_process
 from amp_track.config.precisions import Precision
-from amp_track.records.errors import BadInput, summary
+from amp_track.records.errors import BadInput, chain, summary
 from amp_track.records.events import Event, Started, StepsDone
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.training import sample_sizes
@@ -315,14 +315,7 @@ class TrainingWatch:
 
     def cause(self, error: BaseException) -> BaseException:
         """Return the out-of-memory error that led to an exception, such as a caught one before `sys.exit(1)`, or it."""
-        each: BaseException | None = error
-        seen: list[BaseException] = []
-        while each is not None and each not in seen:
-            if oom.is_out_of_memory(each) or oom.is_kernel_limit(each):
-                return each
-            seen.append(each)
-            each = each.__cause__ or each.__context__
-        return error
+        return next((each for each in chain(error) if oom.is_out_of_memory(each) or oom.is_kernel_limit(each)), error)
 
     @property
     def _is_here(self) -> bool:

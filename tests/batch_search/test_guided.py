@@ -172,7 +172,7 @@ def search_on_a_gpu(
         except SimulatedOutOfMemory:
             probes.append(Probe(step.batch_size, JobStatus.OOM))
         else:
-            peaks = allocator.peak_reserved_bytes, allocator.train_peak_allocated_bytes
+            peaks = allocator.peak_reserved_bytes, allocator.peak_allocated_bytes
             probes.append(Probe(step.batch_size, JobStatus.FITS, *(peak + more_bytes for peak in peaks)))
         assert len(probes) < 100, "the search does not end"
     return step, probes

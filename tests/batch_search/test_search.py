@@ -254,7 +254,7 @@ def test_most_devices_that_are_not_linear_take_eight_probes(
         counts.append(len(probes))
     counts.sort()
     assert counts[500] <= 7
-    assert counts[939] <= 8, "94 % take at most 8, as docs/max-batch.md says"
+    assert counts[939] <= 8, "94 % take at most 8, as docs/probes.md says"
     assert counts[-1] <= 14
 
 

@@ -102,7 +102,7 @@ def check(allocator: CachingAllocator, alive: list[Block]) -> None:
         assert before.address + before.size_bytes <= after.address, "blocks overlap"
     assert allocator.allocated_bytes == sum(block.size_bytes for block in alive)
     assert allocator.reserved_bytes == sum(block.size_bytes for block in blocks), "memory leaks"
-    assert allocator.allocated_bytes <= allocator.train_peak_allocated_bytes <= allocator.peak_reserved_bytes
+    assert allocator.allocated_bytes <= allocator.peak_allocated_bytes <= allocator.peak_reserved_bytes
     assert allocator.reserved_bytes <= allocator.peak_reserved_bytes
     assert all(block.size_bytes % 512 == 0 for block in blocks)
     if allocator.capacity_bytes is not None:

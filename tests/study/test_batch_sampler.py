@@ -437,12 +437,12 @@ class CachingDevice:
         except SimulatedOutOfMemory:
             return JobResult(status=JobStatus.OOM, train_peak_allocated_bytes=limit, requested_bytes=4096)
         is_timed = proposal.kind not in ("probe", "headroom")
-        is_slow = allocator.train_peak_allocated_bytes > 0.96 * self.budget_bytes
+        is_slow = allocator.peak_allocated_bytes > 0.96 * self.budget_bytes
         speed = {"fp32": 700.0, "bf16": 1000.0}[proposal.precision] * (0.25 if is_slow else 1)
         return JobResult(
             status=JobStatus.FITS,
             peak_bytes=limit,
-            train_peak_allocated_bytes=allocator.train_peak_allocated_bytes + self.more_bytes,
+            train_peak_allocated_bytes=allocator.peak_allocated_bytes + self.more_bytes,
             samples_per_second=speed if is_timed else None,
             cold_samples_per_second=None if is_timed else speed / 2,
         )

@@ -106,8 +106,8 @@ def test_a_table_is_read_back_as_mlflows_own(client: mlflow.MlflowClient, monkey
     monkeypatch.setenv("MLFLOW_TRACKING_URI", stores()["tracking_uri"])  # load_table asks the fluent API
     with Tracker(stores()["tracking_uri"]).run("tables", tags={}) as run:
         for _ in range(2):  # the second takes the first one's place
-            run.table("a.json", {"step": [1, 2], "loss": [0.5, 0.25]})
-        run.table("b.json", {"step": [3]})
+            run.table("a.json", [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
+        run.table("b.json", [{"step": 3}])
     found = client.load_table(client.get_run(run.run_id).info.experiment_id, "a.json", run_ids=[run.run_id])
     assert found.to_dict("list") == {"step": [1, 2], "loss": [0.5, 0.25]}
     tables = json.loads(client.get_run(run.run_id).data.tags["mlflow.loggedArtifacts"])

@@ -198,8 +198,6 @@ def peak_resident_bytes() -> int:
     peak_bytes = process_bytes("VmHWM")
     if peak_bytes is not None:
         return peak_bytes
-    if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
     import resource
 
     unit = 1 if sys.platform == "darwin" else _KIBIBYTE
