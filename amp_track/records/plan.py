@@ -383,9 +383,9 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastTraces:
-    """The traces that one process has made for forecasts, by precision: one or more of those that each needs."""
+    """The traces that one process has made for forecasts: some or all of those that each forecast needs."""
 
-    by_precision: tuple[tuple[str, StepTrace], ...] = ()
+    by_precisions: tuple[tuple[tuple[str, ...], StepTrace], ...] = ()  # with the precisions that allocate like this
     reason: str = ""  # the reason for a missing trace; empty if none is missing
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from amp_track.config.job import Job, Rank, library_of_model
 from amp_track.config.precisions import Precision
@@ -15,6 +15,8 @@ from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue
 from amp_track.records.plan import ForecastTask, ForecastTraces, PlannedMaxBatch, PlanReport, PlanTask, StepTrace
 from amp_track.runner.process_setup import Sender
 from amp_track.targets.base import cannot_be_planned, job_result_of_exception, load_target
+
+Unit = TypeVar("Unit")
 
 
 def predict(job: Job, task: PlanTask | ForecastTask, rank: Rank, sender: Sender) -> None:
@@ -36,13 +38,19 @@ def predict(job: Job, task: PlanTask | ForecastTask, rank: Rank, sender: Sender)
     sender.send(message)
 
 
-def _alike(precisions: Sequence[str]) -> list[list[str]]:
+def share_of(units: Sequence[Unit], rank: Rank) -> Sequence[Unit]:
+    """Return a rank's share of the work: neighbors, so that a process that dies takes few precisions with it."""
+    first, end = (len(units) * index // rank.count for index in (rank.index, rank.index + 1))
+    return units[first:end]
+
+
+def _alike(precisions: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the groups of precisions with the same allocations. fp32 and tf32 differ only in the computation."""
     groups: dict[Any, list[str]] = {}
     for name in precisions:
         mode = Precision.named(name)
         groups.setdefault((mode.autocast_dtype, mode.grad_scaler, mode.prepare), []).append(name)
-    return list(groups.values())
+    return [tuple(names) for names in groups.values()]
 
 
 def _with_speed_of(precision: str, max_batch: PlannedMaxBatch) -> PlannedMaxBatch:
@@ -57,7 +65,7 @@ def _with_speed_of(precision: str, max_batch: PlannedMaxBatch) -> PlannedMaxBatc
 def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
     step = load_target(job).fake_step(as_cuda=task.on_cuda)
     plans = []
-    for names in _alike(task.precisions)[rank.index :: rank.count]:
+    for names in share_of(_alike(task.precisions), rank):
         first = plan_precision(step, names[0], task)
         if task.on_cuda and first.trace.recurrent:
             layer, *others = first.trace.recurrent
@@ -80,20 +88,19 @@ def _traces(job: Job, task: ForecastTask, rank: Rank) -> ForecastTraces:
     """Return this rank's share of the traces for all forecasts, with the reason for a missing one."""
     if job.compile:
         return ForecastTraces(reason="torch.compile changes the allocations of a step")
-    wanted = [(names, batch_size) for names in _alike(task.precisions) for batch_size in FORECAST_BATCHES]
-    # Neighbors together: a process that dies takes as few precisions as possible.
-    first, end = (len(wanted) * index // rank.count for index in (rank.index, rank.index + 1))
-    share = wanted[first:end]
-    if not share:
+    units = [(names, batch_size) for names in _alike(task.precisions) for batch_size in FORECAST_BATCHES]
+    if not (share := share_of(units, rank)):
         return ForecastTraces()
     step = load_target(dataclasses.replace(job, synthetic=True)).fake_step(as_cuda=task.on_cuda)
-    found: list[tuple[str, StepTrace]] = []
-    reason = ""
+    found: list[tuple[tuple[str, ...], StepTrace]] = []
+    reasons: dict[tuple[str, ...], str] = {}
     for names, batch_size in share:
+        if names in reasons:
+            continue
         try:
             trace = on_device(step.trace(names[0], batch_size).with_next_step(), task.kernels)
         except Exception as error:
-            reason = f"{names[0]}: {summary(error)}"
+            reasons[names] = f"{names[0]}: {summary(error)}"
         else:
-            found += [(name, trace) for name in names]
-    return ForecastTraces(by_precision=tuple(found), reason=reason)
+            found.append((names, trace))
+    return ForecastTraces(by_precisions=tuple(found), reason=next(iter(reasons.values()), ""))

@@ -19,7 +19,7 @@ from pathlib import Path
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import ALONE, OUTPUT, Job, JobFolder, Rank, ranks_of_one_machine
 from amp_track.records.dtypes import DtypesReport
-from amp_track.records.errors import TargetFailed, printable
+from amp_track.records.errors import TargetFailed, printable, summary
 from amp_track.records.events import Event, Launched, Noted
 from amp_track.records.plan import Forecast, Forecasts, ForecastTask, ForecastTraces, PlanReport, PlanTask, StepTrace
 from amp_track.records.result import JobResult, JobStatus
@@ -137,20 +137,29 @@ class JobRunner:
         from amp_track.memory_plan.predict import FORECAST_BATCHES, forecast_of  # late: of a search only
 
         job = dataclasses.replace(job, job_timeout_seconds=_FORECAST_SECONDS)
-        traces: dict[str, list[StepTrace]] = {name: [] for name in task.precisions}
+        traces: dict[tuple[str, ...], list[StepTrace]] = {}
         reasons: list[str] = []
         for result in self.in_fresh_processes(task, job, _ranks_of_a_plan(task.precisions, len(FORECAST_BATCHES))):
             if isinstance(result, ForecastTraces):
-                for name, trace in result.by_precision:
-                    traces[name].append(trace)
+                for names, trace in result.by_precisions:
+                    traces.setdefault(names, []).append(trace)
                 reasons += filter(None, [result.reason])
             elif isinstance(result, JobResult):  # otherwise the process was killed because another one had failed
                 late = f"the prediction took longer than {_FORECAST_SECONDS:g} s"
                 reasons.append(late if result.status is JobStatus.TIMED_OUT else result.message)
-        made = {name: forecast_of(of_one, task) for name, of_one in traces.items() if len(of_one) == 2}
-        reasons += [reason for reason in made.values() if isinstance(reason, str)]
-        found = tuple((name, each) for name, each in made.items() if isinstance(each, Forecast))
-        return Forecasts(by_precision=found, reason=next(iter(reasons), ""))
+        found: list[tuple[str, Forecast]] = []
+        for names, of_one in traces.items():
+            if len(of_one) < len(FORECAST_BATCHES):
+                continue
+            try:
+                forecast = forecast_of(of_one, task)
+            except Exception as error:  # a search does not need forecasts, so they cannot fail
+                forecast = f"{names[0]}: {summary(error)}"
+            if isinstance(forecast, Forecast):
+                found += [(name, forecast) for name in names]
+            else:
+                reasons.append(forecast)
+        return Forecasts(by_precision=tuple(found), reason=next(iter(reasons), ""))
 
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None

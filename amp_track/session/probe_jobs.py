@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from amp_track.batch_search import recommended_batch
 from amp_track.batch_search.search import Limit
 from amp_track.config.job import Job, loads_in_its_own_process, steps_per_epoch, total_steps
+from amp_track.config.precisions import Precision
 from amp_track.memory_plan import gpus
 from amp_track.records.plan import Forecast, ForecastTask
 from amp_track.records.result import JobResult
@@ -52,8 +53,9 @@ spare. The digits within 32 MiB ran at batch 176 for two epochs, and ran out of 
 """
 _STEPS_AFTER_AN_EPOCH = 2
 FEWEST_STEPS = 4
-"""Two full steps, the epoch's smaller last step, and one after the evaluation. A shorter run that is asked for has full
-steps only.
+"""Two full steps, the epoch's smaller last step, and one after the evaluation. Within a CPU budget, a job of one epoch,
+which ends with the evaluation, is confirmed by three; not under amp, which may skip the first. A shorter run that is
+asked for has full steps only.
 """
 
 
@@ -244,10 +246,10 @@ def training_seconds(session: Session, job: Job, probe: JobResult) -> float | No
 def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) -> Job:
     """Return the confirmation run of the max batch that `job` trains at.
 
-    By default it is an epoch, its evaluation and the first steps after it, within 5 s (3 s within a CPU budget) or the
-    duration of the probes. A shortened epoch has full steps, the epoch's smaller last step, an evaluation of as many
-    batches, and the steps after it. If three epochs and the steps after them take at most 5 s, these are run, also with
-    `--confirm-steps epoch`.
+    By default it is an epoch, its evaluation and the steps after it, within 5 s (one process within a CPU budget: 3 s)
+    or the duration of the probes, and at least `FEWEST_STEPS`. A shortened epoch has full steps, the epoch's smaller
+    last step, an evaluation of as many batches, and the steps after it. If three epochs and the steps after them take
+    at most 5 s, these are run, also with `--confirm-steps epoch`.
 
     It has no step that the job does not have: none after the evaluation of a job of one epoch, and no smaller last
     step if the job ends before it (`--steps`). Such a step may take more memory than the job itself: a transformer's
@@ -266,8 +268,9 @@ def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) ->
     whole = min(in_all, of_epoch + _STEPS_AFTER_AN_EPOCH)
     is_steady = _memory_is_steady(session)
     asked, pace = session.request.max_batch_options.confirm_steps, _pace(session, job, probes)
-    is_last_epoch = after_epoch <= 0
-    fewest = FEWEST_STEPS - 1 if is_steady and is_last_epoch and asked is None else FEWEST_STEPS
+    may_skip_steps = Precision.named(job.precision).grad_scaler
+    ends_with_epoch = after_epoch == 0 and is_steady and not may_skip_steps and asked is None
+    fewest = FEWEST_STEPS - 1 if ends_with_epoch else FEWEST_STEPS
     if isinstance(asked, int):
         steps = min(asked, in_all)
     elif pace is None:

@@ -314,7 +314,7 @@ class Trainer:
                 self._note_peak_of_training()
             self._end_an_epoch()
         self._begin_training()
-        # Steps that the training does not make may take more memory, as the third one of ResNet-18 in bf16 does.
+        # Steps that the training does not make may take more memory.
         most_steps = batches.full_step_count - (0 if batches.has_smaller_batch else self._step.steps)
         readings = min(self._job.speed_readings, max(most_steps - 1, 1))
         timing = make_full_steps(

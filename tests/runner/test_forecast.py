@@ -6,10 +6,13 @@ import dataclasses
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import ROOT
 
-from amp_track.config.job import Job
+from amp_track.config.job import Job, Rank
 from amp_track.records.plan import Forecasts, ForecastTask
+from amp_track.runner.plan_main import share_of
 from amp_track.runner.runner import JobRunner
 
 WORKLOADS = str(ROOT / "tests" / "memory_plan" / "workloads.py")
@@ -67,3 +70,15 @@ def test_a_process_that_dies_takes_only_its_precision() -> None:
 
 def test_a_compiled_step_has_none() -> None:
     assert "torch.compile" in forecast_of("relu", compile=True).reason
+
+
+@given(units=st.lists(st.integers(), max_size=8), count=st.integers(1, 7))
+def test_shares_of_all_ranks_are_the_work(units: list[int], count: int) -> None:
+    assert [unit for rank in range(count) for unit in share_of(units, Rank(index=rank, count=count))] == units
+
+
+def test_one_process_makes_the_same_forecasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = forecast_of("relu", precisions=("fp32", "tf32", "bf16"))
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert forecast_of("relu", precisions=("fp32", "tf32", "bf16")) == several
+    assert {name for name, _ in several.by_precision} == {"fp32", "tf32", "bf16"}

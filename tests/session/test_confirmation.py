@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import simulated
@@ -26,17 +27,18 @@ def confirmation(
     runner: SimulatedRunner,
     *,
     confirm_steps: int | str | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
+    precision: str = "fp32",
+    **settings: Any,
 ) -> tuple[Job, list[JobResult]]:
     """Return the confirmation job of a max batch, and the results of its probes."""
-    job = Job(workload=DIGITS, memory_budget_bytes=BUDGET, epochs=epochs, steps=steps)
-    session = Session.prepare(request(job, confirm_steps=confirm_steps), ("fp32",), runner=runner, uses_stores=False)
+    job = Job(workload=DIGITS, memory_budget_bytes=BUDGET, **settings)
+    asked = request(job, confirm_steps=confirm_steps)
+    session = Session.prepare(asked, (precision,), runner=runner, uses_stores=False)
     tried = [
-        runner.run(probe_jobs.job_of(session, Proposal("fp32", batch_size, "probe", ""), BUDGET), lambda event: None)
+        runner.run(probe_jobs.job_of(session, Proposal(precision, batch_size, "probe", ""), BUDGET), lambda event: None)
         for batch_size in (16, 49, 148, MAX_BATCH + 1, MAX_BATCH)
     ]
-    return probe_jobs.job_of(session, Proposal("fp32", MAX_BATCH, "confirm", ""), BUDGET, tried), tried
+    return probe_jobs.job_of(session, Proposal(precision, MAX_BATCH, "confirm", ""), BUDGET, tried), tried
 
 
 @pytest.mark.parametrize(("epochs", "after", "evaluations_per_second"), [(2, 2, EVALUATED_PER_SECOND), (1, 0, 1000)])
@@ -107,16 +109,29 @@ def test_a_confirmation_makes_only_steps_that_the_job_makes(
 
 
 @pytest.mark.parametrize(
-    ("kind", "epochs", "steps", "epoch_steps"), [("cpu", 1, 3, 3), ("cpu", 2, 4, 2), ("simulated", 1, 4, 4)]
+    ("settings", "steps", "epoch_steps"),
+    [
+        ({"epochs": 1}, 3, 3),
+        ({"epochs": 1, "precision": "amp"}, 4, 4),  # the first may be skipped
+        ({"epochs": 1, "nproc": 2}, 4, 4),
+        ({"epochs": 1, "confirm_steps": 3}, 3, None),
+        ({"epochs": 2}, 4, 2),
+        ({"steps": 5000}, 4, 5),
+    ],
 )
 def test_slow_steps_are_confirmed_by_the_fewest(
-    kind: str, epochs: int, steps: int, epoch_steps: int, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], steps: int, epoch_steps: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of 157 samples takes 16 s: two full ones, the smaller last one, and one after the evaluation if any."""
-    monkeypatch.setitem(simulated.SPEED, "fp32", 10.0)
-    runner = SimulatedRunner(samples=2_000_000, probe_seconds=0.5, kind=kind)
-    job, _ = confirmation(runner, epochs=epochs)
+    monkeypatch.setitem(simulated.SPEED, settings.get("precision", "fp32"), 10.0)
+    job, _ = confirmation(SimulatedRunner(samples=2_000_000, probe_seconds=0.5, kind="cpu"), **settings)
     assert (job.steps, job.epoch_steps) == (steps, epoch_steps)
+
+
+def test_the_fewest_on_another_device_include_one_step_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(simulated.SPEED, "fp32", 10.0)
+    job, _ = confirmation(SimulatedRunner(samples=2_000_000, probe_seconds=0.5), epochs=1)
+    assert (job.steps, job.epoch_steps) == (4, 4)
 
 
 def test_where_the_probes_took_long_the_confirmation_may_too() -> None:
