@@ -65,7 +65,7 @@ _JSON = (
     ("`compare`", "results/compare.py", "CompareResult", ("as_json",)),
     ("· each of its `rows`", "results/compare.py", "CompareResult", ("row",)),
     ("`plan`", "results/plan.py", "PlanResult", ("as_json", "_variant_as_json")),
-    ("· each of its `budgets`", "records/plan.py", "PlannedMaxBatch", ("as_json",)),
+    ("· each precision of its `budgets`", "records/plan.py", "PlannedMaxBatch", ("as_json",)),
     ("· each of its `precisions`", "results/plan.py", "PlanResult", ("_precision_as_json",)),
     ("· and its peak", "records/plan.py", "PeakMemory", ("as_json",)),
     ("`explain`", "results/explain.py", "ExplainResult", ("as_json",)),
