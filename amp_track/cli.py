@@ -158,8 +158,8 @@ def _start_imports(request: Request) -> None:
         return
     if torchrun.launch() is None:  # its other ranks do not inspect
         imports = leading_imports.leading_imports(request.job.workload)
-        has_budget = request.job.memory_budget_bytes is not None
-        fork_server.start(fork_server.Setup(imports, huge_pages=has_budget), inspects=True)
+        huge_pages = fork_server.asks_for_huge_pages(request.job)
+        fork_server.start(fork_server.Setup(imports, huge_pages), inspects=True)
 
 
 def _print_version(is_wanted: bool) -> None:

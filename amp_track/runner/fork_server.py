@@ -18,6 +18,7 @@ from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -25,6 +26,9 @@ from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.runner.leading_imports import LeadingImports, is_of_required_package, may_share_server
 from amp_track.training.devices import heap
 from amp_track.workers import interrupts, liveness, processes
+
+if TYPE_CHECKING:
+    from amp_track.config.job import Job
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD_MODULE = "amp_track.runner.preload"
@@ -70,6 +74,11 @@ class Setup:
     imports: LeadingImports
     huge_pages: bool = False
     """Whether malloc asks for huge pages in it and in its jobs: those within a CPU budget are faster with them."""
+
+
+def asks_for_huge_pages(job: Job) -> bool:
+    """Return whether malloc asks for huge pages in all jobs of a command with this job, so that they share a server."""
+    return job.memory_budget_bytes is not None
 
 
 _LOCK = threading.Condition()

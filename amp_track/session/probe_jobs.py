@@ -268,9 +268,9 @@ def _confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) ->
     whole = min(in_all, of_epoch + _STEPS_AFTER_AN_EPOCH)
     is_steady = _memory_is_steady(session)
     asked, pace = session.request.max_batch_options.confirm_steps, _pace(session, job, probes)
-    may_skip_steps = Precision.named(job.precision).grad_scaler
-    ends_with_epoch = after_epoch == 0 and is_steady and not may_skip_steps and asked is None
-    fewest = FEWEST_STEPS - 1 if ends_with_epoch else FEWEST_STEPS
+    ends_with_epoch, may_skip_steps = after_epoch == 0, Precision.named(job.precision).grad_scaler
+    are_three_enough = is_steady and ends_with_epoch and not may_skip_steps and asked is None
+    fewest = FEWEST_STEPS - 1 if are_three_enough else FEWEST_STEPS
     if isinstance(asked, int):
         steps = min(asked, in_all)
     elif pace is None:

@@ -19,6 +19,7 @@ from amp_track.records.events import Event
 from amp_track.records.plan import Forecasts, ForecastTask
 from amp_track.records.result import JobResult
 from amp_track.report import progress
+from amp_track.runner import fork_server
 from amp_track.runner.runner import JobRunner
 from amp_track.session import checks
 from amp_track.stores import store_checks
@@ -167,8 +168,8 @@ def _runner(request: Request) -> Runner:
     """Return the job runner: on this machine, or on all machines where torchrun has started this command."""
     launch = torchrun.launch() if request.owns_process else None
     if launch is None:
-        has_budget = request.job.memory_budget_bytes is not None
-        return JobRunner(request.job.workload, steps_back=request.owns_process, huge_pages=has_budget)
+        huge_pages = fork_server.asks_for_huge_pages(request.job)
+        return JobRunner(request.job.workload, steps_back=request.owns_process, huge_pages=huge_pages)
     if launch.rank.count != request.job.nproc:
         raise BadInput(
             f"torchrun has started {launch.rank.count} commands (WORLD_SIZE), but the training had "
