@@ -108,7 +108,8 @@ def check_settings(
         study_id = storage.get_study_id_from_name(name)
     except KeyError:
         return
-    has_trials = storage.get_n_trials(study_id) > 0  # asked first: its creator stores the attributes before it
+    # Asked first: its creator stores the attributes before a trial. The cache reads trials that are needed later anyway.
+    has_trials = bool(storage.cached.get_all_trials(study_id, deepcopy=False))
     attributes = storage.get_study_user_attrs(study_id)
     if VERSION_ATTRIBUTE in attributes or has_trials:  # else it is just being created
         check_version(name, attributes)
