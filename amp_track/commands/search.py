@@ -46,8 +46,11 @@ def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
             f"--seeds: got {options.seeds} with --precision {','.join(session.precisions)}, expected fp32 among them: "
             "the others are compared with it."
         )
-    if options.seeds > 1 and not session.inspection.evaluation_samples:
-        raise BadInput(f"--seeds requires evaluation data to compare the metric; {session.job.workload} has none.")
+    if not session.inspection.evaluation_samples:
+        raise BadInput(
+            f"search requires evaluation data to compare the metric; {session.job.workload} has none. Return some from "
+            "eval_data, or use amp-track max-batch, which compares memory and speed."
+        )
     studies, parts = Studies(session), ("max-batch", "train", "seeds")
     studies.check(*parts)
     from amp_track import tracking

@@ -25,7 +25,7 @@ from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDon
 from amp_track.records.masking import masked_within
 from amp_track.records.result import JobResult
 from amp_track.records.units import format_bytes
-from amp_track.report.wording import counted
+from amp_track.report.wording import counted, speed_text
 
 _NARROW = 80
 """Columns. A narrower terminal shows no bar, and the scale on the second line."""
@@ -243,7 +243,7 @@ def job_result_line(job: Job, job_result: JobResult, *, metric_name: str | None 
     if job_result.peak_bytes is not None and job_result.fits:
         parts.append(format_bytes(job_result.peak_bytes))
     if job_result.samples_per_second is not None:
-        parts.append(f"{job_result.samples_per_second:,.0f} samples/s")
+        parts.append(f"{speed_text(job_result.samples_per_second)} samples/s")
     if job_result.waits_for_data:
         parts.append(f"{job_result.waited_fraction:.0%} of the time waiting for data")
     if metric_name is not None and job_result.metric is not None:

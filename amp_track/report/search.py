@@ -62,7 +62,9 @@ def _row(result: SearchResult, name: str, *, has_scaler: bool) -> Row:
     largest, _, memory, speed = max_batch_cells(result.limits.precisions[name])
     trials, best = result.trained(name), result.best(name)
     fastest = max(trials, key=lambda trial: trial.job_result.samples_per_second or 0, default=None)
-    at_max_batch = next((trial for trial in trials if str(trial.batch_size) == largest), None)
+    max_batch = result.limits.precisions[name].max_batch.batch_size
+    there = [trial for trial in trials if trial.batch_size == max_batch]
+    at_max_batch = result.best(name, max_batch) or next(iter(there), None)
     failed = [(each.precision, str(each.batch_size)) for each in _out_of_memory(result)]
     if at_max_batch is not None:
         memory = memory_text(at_max_batch.job_result.peak_bytes)

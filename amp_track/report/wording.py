@@ -63,8 +63,10 @@ def memory_text(size_bytes: float | None) -> str:
 
 
 def speed_text(samples_per_second: float | None) -> str:
-    """Return samples per second as `12,345`, or a dash."""
-    return f"{samples_per_second:,.0f}" if samples_per_second is not None else UNKNOWN
+    """Return samples per second as `12,345`, slow ones as `1.62`, or a dash."""
+    if samples_per_second is None:
+        return UNKNOWN
+    return f"{samples_per_second:,.0f}" if samples_per_second >= 99.5 else f"{samples_per_second:.3g}"
 
 
 def tied(text: str) -> str:

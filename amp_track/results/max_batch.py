@@ -224,7 +224,7 @@ class MaxBatchResult(Shown):
         if job.eval_batch_size != "auto":
             return job
         known = [self.precisions[name].eval_max_batch for name in precisions]
-        smallest = min((each.batch_size for each in known if each is not None), default=None)
+        smallest = min((each.batch_size for each in known if each is not None and each.batch_size), default=None)
         return dataclasses.replace(job, eval_batch_size=smallest)
 
     def accumulation(self, precision: str) -> tuple[int, int] | None:

@@ -62,10 +62,14 @@ class SearchResult(Shown):
         """Return the trainings of a precision that fit."""
         return [trial for trial in self.trials if trial.precision == precision and trial.job_result.fits]
 
-    def best(self, precision: str) -> TrialRow | None:
-        """Return the training of a precision with the best metric; None if none has a finite one."""
+    def best(self, precision: str, batch_size: int | None = None) -> TrialRow | None:
+        """Return the training of a precision, or at one batch, with the best metric; None if none has a finite one."""
         choose = max if self.higher_is_better else min
-        rated = [(metric, trial) for trial in self.trained(precision) if (metric := trial.finite_metric) is not None]
+        rated = [
+            (metric, trial)
+            for trial in self.trained(precision)
+            if batch_size in (None, trial.batch_size) and (metric := trial.finite_metric) is not None
+        ]
         return choose(rated, key=lambda each: each[0])[1] if rated else None
 
     def as_json(self) -> dict[str, Any]:

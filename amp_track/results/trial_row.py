@@ -47,7 +47,7 @@ class TrialRow:
             "precision": self.precision,
             "batch_size": self.batch_size,
             "status": str(self.job_result.status),
-            "metric": self.job_result.metric,
+            "metric": self.finite_metric,
             "wall_seconds": self.job_result.wall_seconds,
             "samples_per_second": self.job_result.samples_per_second,
             "peak_bytes": self.job_result.peak_bytes,

@@ -29,6 +29,7 @@ from amp_track.training.devices import cgroup
 from amp_track.workers import processes
 
 _FORECAST_SECONDS = 30.0
+_MEASURED_STEPS = 20
 _PLANNED_PRECISIONS = 3
 """The number of precisions that allocate differently."""
 _LAST_LINES = 20
@@ -107,9 +108,11 @@ class JobRunner:
     def measure(self, job: Job) -> JobResult:
         """Run a job without a limit, and return the result, measured by the meter of its budget.
 
-        Only a job with a number of steps runs as it is: memory may grow over its steps. Any other is probed.
+        Of a job with a number of steps at most 20 run: memory may grow over the first ones. Any other is probed.
         """
-        return self._run_all_ranks("measure", dataclasses.replace(job, probe=job.probe or job.steps is None))
+        if job.probe or job.steps is None:
+            return self._run_all_ranks("measure", dataclasses.replace(job, probe=True))
+        return self._run_all_ranks("measure", dataclasses.replace(job, steps=min(job.steps, _MEASURED_STEPS)))
 
     def dtypes(self, job: Job) -> DtypesReport | JobResult:
         """Return the dtypes of the operations in the model of a resolved job, or the JobResult of a failure."""
@@ -229,7 +232,7 @@ class JobRunner:
                 message=f"{what} {job.job_timeout_seconds:g} s (--job-timeout)",
                 wall_seconds=time.monotonic() - started,
             )
-            return [timed_out] * len(results)
+            return [timed_out if result is None else result for result in results]
         return results
 
     def _leave_imports_to_jobs(self, error: Exception) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from amp_track._version import __version__
 from amp_track.memory_plan.snapshot import snapshot
+from amp_track.records.errors import AmpTrackError
 from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.report import plan, plots, progress
 from amp_track.report.curves import Curves
@@ -93,7 +94,7 @@ def keep_max_batches(tracked_study: TrackedStudy, result: MaxBatchResult) -> Non
 def _keep_search(result: SearchResult, parent: Run) -> None:
     rows = [trial.as_json() | {"optimizer_steps": trial.job_result.optimizer_steps} for trial in result.trials]
     parent.table("trials.json", rows)
-    with processes.scratch_folder() as folder:
+    with processes.scratch_folder() as folder, _left_out_if_it_fails(SEARCH_PLOT):
         plots.draw_search(result, folder / SEARCH_PLOT)
         parent.artifact(folder / SEARCH_PLOT)
 
@@ -101,8 +102,8 @@ def _keep_search(result: SearchResult, parent: Run) -> None:
 def _keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> bool:
     """Store table and plots of a comparison. Return whether there is a plot."""
     parent.table("compare.json", [result.row(cell) for cell in result.cells])
-    of_workload = {}
-    with processes.scratch_folder() as folder:
+    of_workload, is_drawn = {}, False
+    with processes.scratch_folder() as folder, _left_out_if_it_fails(COMPARE_PLOT):
         if is_drawn := plots.draw_compare(result, folder / COMPARE_PLOT):
             parent.artifact(folder / COMPARE_PLOT)
         for cell in result.cells:  # of the first seed's training
@@ -120,16 +121,27 @@ def keep_page(result: Result, parent: Run, *, ui: str) -> str:
 
     Return the path of the HTML page; "" if it could not be rendered.
     """
-    try:
+    texts = {}
+    with _left_out_if_it_fails(_PAGE):
         page = page_of(result)
         texts = {_PAGE: page_html(page, ui=ui), "report.md": page_markdown(page, ui=ui)}
-    except Exception as error:  # a defect of the page must not lose the result of a search
-        progress.say(f"cannot render the report page ({type(error).__name__}: {error}). Please report this bug.")
+    if not texts:
         return ""
     for file, text in texts.items():
         parent.text(file, text)
     parent.tags({"mlflow.note.content": note_markdown(result)})
     return page_of_run(parent)
+
+
+@contextmanager
+def _left_out_if_it_fails(file: str) -> Iterator[None]:
+    """Print a line if the block fails: a defect of a page or a plot must not lose the result of a search."""
+    try:
+        yield
+    except AmpTrackError:  # such as a store that does not answer
+        raise
+    except Exception as error:
+        progress.say(f"cannot make {file} ({type(error).__name__}: {error}). Please report this bug.")
 
 
 def page_of_run(parent: Run) -> str:

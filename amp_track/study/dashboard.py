@@ -90,6 +90,11 @@ def mebibytes(size_bytes: int | None) -> float | None:
     return round(size_bytes / MEBIBYTE, 1) if size_bytes is not None else None
 
 
+def three_digits(number: float | None) -> float | None:
+    """Return a number with at least three digits, rounded for display."""
+    return number if number is None else round(number) if number >= 99.5 else float(f"{number:.3g}")
+
+
 class _ThreadedServer(ThreadingMixIn, WSGIServer):
     """Answers several requests at a time: one for a study with many trials takes seconds."""
 

@@ -212,7 +212,7 @@ def _copy(job: Done, most: int, limit_bytes: int) -> FrozenTrial:
             "status": job_result.ended,
             "predicted MiB": dashboard.mebibytes(job.predicted_bytes),
             "peak MiB": dashboard.mebibytes(job_result.peak_bytes),
-            "samples/s": round(job_result.samples_per_second) if job_result.samples_per_second else None,
+            "samples/s": dashboard.three_digits(job_result.samples_per_second),
             "message": job_result.message.partition("\n")[0] or None,
             "MLflow run": storage.run_id_of(job.trial),
         },

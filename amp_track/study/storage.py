@@ -108,7 +108,7 @@ def check_settings(
         study_id = storage.get_study_id_from_name(name)
     except KeyError:
         return
-    # Asked first: its creator stores the attributes before a trial. The cache reads trials that are needed later anyway.
+    # Asked first: its creator stores the attributes before a trial. The cache reads trials that are needed later.
     has_trials = bool(storage.cached.get_all_trials(study_id, deepcopy=False))
     attributes = storage.get_study_user_attrs(study_id)
     if VERSION_ATTRIBUTE in attributes or has_trials:  # else it is just being created

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,7 @@ from amp_track.config.job import Job
 from amp_track.config.options import Request, SearchOptions
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobResult
+from amp_track.report import plots
 from amp_track.report.search import notes
 from amp_track.study import grid as study_grid
 from amp_track.study import search as study_search
@@ -140,9 +143,25 @@ def test_seeds_tell_whether_metric_is_kept() -> None:
     assert {training.seed for training in result.seeds.trainings} == {0, 1, 2}
 
 
-def test_seeds_without_evaluation_data_are_rejected() -> None:
-    with pytest.raises(BadInput, match="--seeds requires evaluation data"):
-        search(asked("fp32", seeds=3), runner=SimulatedRunner(batch_size=4, samples=9))
+def test_a_workload_without_evaluation_data_is_rejected() -> None:
+    with pytest.raises(BadInput, match="search requires evaluation data"):
+        search(asked("fp32"), runner=SimulatedRunner(batch_size=4, samples=9))
+
+
+def test_a_plot_that_cannot_be_drawn_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plots, "draw_search", lambda *_: 1 / 0)
+    result = search(asked("fp32", trials=2), runner=SimulatedRunner())
+    assert len(result.trials) == 2
+    assert "cannot make search.png (ZeroDivisionError: division by zero)" in capfd.readouterr().err
+    assert Path(result.report).exists()
+
+
+def test_trials_are_valid_json_though_one_diverged() -> None:
+    result = search(asked("fp32", trials=2), runner=SimulatedRunner(metric=lambda job: math.nan))
+    file = client().download_artifacts(result.limits.run_id, "trials.json")
+    json.loads(Path(file).read_text(), parse_constant=pytest.fail)
 
 
 @pytest.mark.slow

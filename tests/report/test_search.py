@@ -41,6 +41,16 @@ def test_trainings_and_their_scaler_are_shown_for_what_they_are() -> None:
         assert best is not None and best.job_result.metric == 0.9, "a metric that is no number is never the best"
 
 
+def test_the_best_of_several_trainings_at_the_max_batch_is_shown() -> None:
+    at_max_batch = next(trial for trial in SEARCH.trials if trial.batch_size == 10949 and trial.precision == "fp32")
+    poor_result = dataclasses.replace(at_max_batch.job_result, metric=0.1, samples_per_second=1.0)
+    worse = dataclasses.replace(at_max_batch, job_result=poor_result)
+    diverged = dataclasses.replace(worse, job_result=dataclasses.replace(worse.job_result, metric=math.nan))
+    for poor in (worse, diverged):
+        shown = text(dataclasses.replace(SEARCH, trials=(poor, *SEARCH.trials)))
+        assert shown == text(SEARCH)
+
+
 def test_a_training_that_ran_out_of_memory_at_the_max_batch_has_a_note() -> None:
     assert not [line for line in report.notes(SEARCH) if "out of memory" in line]
     failed = with_result(1, JobResult(status=JobStatus.OOM, phase="backward"))

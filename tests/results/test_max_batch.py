@@ -145,3 +145,13 @@ def test_the_effective_batch_is_shared_by_the_processes() -> None:
     assert max_batch({"amp": FITTED}, effective_batch_size=1024).accumulation("amp") == (512, 2)
     assert max_batch({"amp": FITTED}, effective_batch_size=1024, processes=2).accumulation("amp") == (512, 1)
     assert max_batch({"amp": FITTED}, effective_batch_size=1024, processes=4).accumulation("amp") == (256, 1)
+
+
+def test_an_evaluation_at_which_nothing_fits_gives_no_batch() -> None:
+    fitted = {
+        name: dataclasses.replace(FITTED, eval_max_batch=MaxBatch(batch_size, batch_size + 1, "memory"))
+        for name, batch_size in (("fp32", 0), ("bf16", 700))
+    }
+    result, job = max_batch(fitted), Job(eval_batch_size="auto")
+    assert result.with_eval_batch_size(job, "fp32", "bf16").eval_batch_size == 700
+    assert result.with_eval_batch_size(job, "fp32").eval_batch_size is None, "that of the training"

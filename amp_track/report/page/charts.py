@@ -147,7 +147,7 @@ def predicted(fitted: MaxBatchResult) -> Chart | None:
     known = [
         (probe.precision, (probe.predicted_bytes / MEBIBYTE, probe.measured_bytes / MEBIBYTE))
         for probe in fitted.probes
-        if probe.job_result.fits and probe.predicted_bytes and probe.measured_bytes
+        if probe.job_result.fits and probe.predicted_bytes and probe.measured_bytes and probe.kind != "eval"
     ]
     if not known:
         return None

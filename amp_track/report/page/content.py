@@ -15,7 +15,7 @@ from amp_track.report.page import charts
 from amp_track.report.page.charts import Chart, Training
 from amp_track.report.summary import Answer, Result
 from amp_track.report.table import Row, Table
-from amp_track.report.wording import title
+from amp_track.report.wording import speed_text, title
 from amp_track.results.compare import CompareResult, as_numbers
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
@@ -197,7 +197,7 @@ def _row(
     trial: TrialRow, why: str, *, rank: int = _OTHER, setting: Mapping[str, str] = _NO_RATE, least_bytes: int = 0
 ) -> _TrialCells:
     """Return one trial; `setting` is what varies besides precision and batch size."""
-    job_result, scale = trial.job_result, trial.job_result.scale
+    job_result, scale, speed = trial.job_result, trial.job_result.scale, trial.job_result.samples_per_second
     if not job_result.fits and job_result.status is not JobStatus.OOM:
         why += f": {job_result.message}" if job_result.message else ""
         rank = min(rank, _FAILED)
@@ -210,7 +210,7 @@ def _row(
         **setting,
         "status": job_result.ended,
         "metric": _number(job_result.metric, ".4f"),
-        "samples/s": _number(job_result.samples_per_second, ".0f"),
+        "samples/s": speed_text(speed).replace(",", "") if speed is not None else "",
         "MiB": _mebibytes(job_result.peak_bytes) if (job_result.peak_bytes or 0) >= least_bytes else "",
         "predicted MiB": _mebibytes(trial.predicted_bytes),
         "seconds": _number(job_result.wall_seconds, ".1f"),

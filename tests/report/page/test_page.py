@@ -55,6 +55,15 @@ def test_a_comparison_without_numbers_has_no_chart_over_its_option() -> None:
     assert "Accuracy against activation_width" in charts_of(compared)
 
 
+def test_predictions_of_evaluations_are_not_compared_with_the_memory_of_trainings() -> None:
+    result = RESULTS["max-batch"]
+    fits = next(probe for probe in result.probes if probe.job_result.fits and probe.measured_bytes)
+    evaluated = dataclasses.replace(fits, kind="eval", predicted_bytes=1)
+    more = dataclasses.replace(result, probes=(*result.probes, evaluated))
+    title = "Predicted against measured memory"
+    assert charts_of(more)[title].alt == charts_of(result)[title].alt
+
+
 def test_where_the_first_seed_failed_the_scale_of_another_is_drawn() -> None:
     compared = RESULTS["compare"]
     failed = JobResult(status=JobStatus.OOM, phase="backward")
