@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,8 @@ def between(x: Tensor, act: str) -> Tensor:
     match act:
         case "death in 16 bits" if x.dtype is not torch.float32:
             os._exit(3)
+        case "hang in 16 bits" if x.dtype is not torch.float32:
+            time.sleep(600)
         case "numpy":
             return x + float(x.detach().numpy().mean())
         case "mask":

@@ -12,6 +12,7 @@ from support import ROOT
 
 from amp_track.config.job import Job, Rank
 from amp_track.records.plan import Forecasts, ForecastTask
+from amp_track.runner import runner
 from amp_track.runner.plan_main import share_of
 from amp_track.runner.runner import JobRunner
 
@@ -24,9 +25,9 @@ def forecast_of(
 ) -> Forecasts:
     job = Job(workload=WORKLOADS, options=(("act", act),), learning_rate=1e-3, batch_size=8, device="cpu", **fields)  # type: ignore[arg-type]
     task = ForecastTask(precisions=precisions, budget_bytes=64 * MIB, max_batch_size=10**6, on_cuda=on_cuda)
-    runner = JobRunner(WORKLOADS)
-    runner.inspect(dataclasses.replace(job, synthetic=True))  # as a command does, so that torch is imported
-    return runner.forecast(job, task)
+    of_workloads = JobRunner(WORKLOADS)
+    of_workloads.inspect(dataclasses.replace(job, synthetic=True))  # as a command does, so that torch is imported
+    return of_workloads.forecast(job, task)
 
 
 @pytest.mark.nightly
@@ -66,6 +67,15 @@ def test_a_process_that_dies_takes_only_its_precision() -> None:
     found = forecast_of("death in 16 bits", precisions=("fp32", "tf32", "bf16"))
     assert [name for name, _ in found.by_precision] == ["fp32", "tf32"]
     assert "exited with code 3" in found.reason
+
+
+@pytest.mark.slow
+def test_a_precision_that_takes_too_long_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)  # so that each process makes a single trace
+    monkeypatch.setattr(runner, "_FORECAST_SECONDS", 8.0)
+    found = forecast_of("hang in 16 bits")
+    assert [name for name, _ in found.by_precision] == ["fp32"]
+    assert found.reason == "the prediction took longer than 8 s"
 
 
 def test_a_compiled_step_has_none() -> None:
