@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -23,9 +22,6 @@ from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tra
 if TYPE_CHECKING:
     from amp_track.study.grid import Grid
     from amp_track.study.types import BaseDistribution, Study
-
-_NEARLY_AS_LONG = 0.9
-"""A training that timed out after this fraction of the current --job-timeout is not repeated; clocks differ."""
 
 
 @interrupted_safely
@@ -189,7 +185,7 @@ def _grid(base: Session, study: Study, sessions: Mapping[str, Session]) -> Grid:
         ],
         distributions=distributions,
         objective="samples/s",
-        timeout_seconds=_NEARLY_AS_LONG * (base.job.job_timeout_seconds or math.inf),
+        job_timeout_seconds=base.job.job_timeout_seconds,
     )
 
 

@@ -246,6 +246,7 @@ def _grid_of_seeds(study: Study, seeds: range, fitted: MaxBatchResult) -> Grid:
             "seed": IntDistribution(seeds[0], seeds[-1]),
         },
         objective="metric",
+        job_timeout_seconds=fitted.job.job_timeout_seconds,
     )
 
 

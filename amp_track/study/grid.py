@@ -12,7 +12,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from amp_track.records.result import JobResult, JobStatus
+from amp_track.records.result import JobResult
 from amp_track.study import dashboard, storage
 from amp_track.study.batch_sampler import POLL_SECONDS
 from amp_track.study.optuna_internals import asked_params
@@ -41,8 +41,8 @@ class Grid:
     """The distribution of each name that becomes a param of the trials. The other names become user attributes: their
     values are text, and the choices of a categorical could not be extended later."""
     objective: Literal["metric", "samples/s"]
-    timeout_seconds: float = 0.0
-    """A training that timed out earlier than this is repeated."""
+    job_timeout_seconds: float | None = None
+    """The limit of each training. One that timed out within a shorter limit is made again."""
 
     def is_anything_left(self, deadline: float = math.inf) -> bool:
         """Queue the missing points, in order, and return whether one is left for this search worker.
@@ -125,9 +125,7 @@ class Grid:
         job result was stored: it does not count, and its point is trained again.
         """
         job_result = storage.job_result_of(trial)
-        if job_result is None:
-            return None
-        if job_result.status is JobStatus.TIMED_OUT and job_result.wall_seconds < self.timeout_seconds:
+        if job_result is None or storage.was_given_up_sooner(trial, self.job_timeout_seconds):
             return None
         is_without_value = trial.state is TrialState.FAIL and math.isnan(self._value(job_result))
         return job_result if is_without_value or trial.state is TrialState.COMPLETE else None

@@ -119,18 +119,19 @@ class TrainingSearch:
         of the monotonic clock.
         """
         while True:
-            begun = _begun(all_trials := storage.end_stale_trials(self.study))
+            begun = _begun(known := self._counted(storage.end_stale_trials(self.study)))
             if sum(trial.state is TrialState.COMPLETE for trial in begun) >= self.trials or time.monotonic() > deadline:
                 return False
             if len(begun) < self.trials:
-                self.space.enqueue_landmarks(self.study, all_trials)  # again if the search worker of one has died
+                self.space.enqueue_landmarks(self.study, known)  # again if the search worker of one has died
                 return True
             interrupts.sleep(POLL_SECONDS)
 
     def suggest(self, trial: optuna.Trial) -> Job:
         """Return the job of a trial. Raise TrialPruned if another search worker trains the same or the last one."""
         storage.name_worker(trial)
-        _leave_to_others(trial.number, _begun(optuna_internals.trials_of_step(self.study)), wanted=self.trials)
+        begun = _begun(self._counted(optuna_internals.trials_of_step(self.study)))
+        _leave_to_others(trial.number, begun, wanted=self.trials)
         # With one seed, a resumed study or another search worker would repeat earlier draws.
         seed = self.job.seed + _SEEDS_APART * trial.number
         self.study.sampler = _TrainingSampler(seed, self.space.slow)
@@ -139,8 +140,13 @@ class TrainingSearch:
 
     def complete(self) -> list[FrozenTrial]:
         """Return the trials of all search workers that had finished before the last one of this search worker began."""
-        trials = optuna_internals.trials_of_step(self.study)
+        trials = self._counted(optuna_internals.trials_of_step(self.study))
         return [trial for trial in trials if trial.state is TrialState.COMPLETE]
+
+    def _counted(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """Return the trials without those that are trained again, because they had less time than --job-timeout."""
+        limit_seconds = self.job.job_timeout_seconds
+        return [trial for trial in trials if not storage.was_given_up_sooner(trial, limit_seconds)]
 
     def known(self, trial: optuna.Trial) -> tuple[JobResult, str] | None:
         """Return the result and run id of a trial with the same settings, which a repetition would reproduce."""

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from pydantic import Json, TypeAdapter, ValidationError
 
 from amp_track.records.errors import BadInput, StoreFailed
-from amp_track.records.result import JobResult
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.stores.locks import store_lock
 from amp_track.study import dashboard, optuna_internals
 from amp_track.study.database import WORKER, SharedStorage, worker_lock
@@ -43,6 +43,8 @@ PARTS = ("max-batch", "train", "seeds", "compare")
 """The parts of a study NAME, in the order in which they are created: NAME/max-batch, NAME/train, …"""
 _NEAREST = 3
 """How many names an error lists."""
+_NEARLY_AS_LONG = 0.9
+"""A training that timed out after this fraction of the current --job-timeout is not repeated; clocks differ."""
 _MOST_JOB_RESULTS = 10_000
 """Number of parsed job results that are kept in memory."""
 
@@ -245,6 +247,14 @@ def job_result_of(trial: FrozenTrial) -> JobResult | None:
     """Return the job result that `remember` has stored; None for a trial that died before."""
     text = trial.system_attrs.get(JOB_RESULT)
     return None if text is None else _parsed_job_result(text)
+
+
+def was_given_up_sooner(trial: FrozenTrial, job_timeout_seconds: float | None) -> bool:
+    """Return whether a training timed out within a shorter limit than the current one, so that it is made again."""
+    job_result = job_result_of(trial)
+    if job_result is None or job_result.status is not JobStatus.TIMED_OUT:
+        return False
+    return job_result.wall_seconds < _NEARLY_AS_LONG * (job_timeout_seconds or math.inf)
 
 
 @functools.lru_cache(maxsize=_MOST_JOB_RESULTS)

@@ -21,9 +21,10 @@ from amp_track.config.commands import request_of
 from amp_track.config.job import Job
 from amp_track.config.options import Request, SearchOptions
 from amp_track.records.errors import BadInput
-from amp_track.records.result import JobResult
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import plots
 from amp_track.report.search import notes
+from amp_track.results.search import SearchResult
 from amp_track.study import grid as study_grid
 from amp_track.study import search as study_search
 from amp_track.study.database import WORKER
@@ -125,6 +126,27 @@ def test_a_metric_that_is_not_finite_cannot_win() -> None:
     study = optuna.load_study(study_name="diverges/train", storage=stores()["storage"])
     assert [trial.values for trial in study.trials] == [[-math.inf, 0.0]] * 2
     assert result.pareto == ()
+
+
+@pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_trainings_given_up_are_tried_again_with_more_time(seeds: int) -> None:
+    def hangs(job: Job) -> JobResult | None:
+        slow = not job.worst_batch and job.precision == "bf16" and job.job_timeout_seconds == 1.0
+        return JobResult(status=JobStatus.TIMED_OUT, message="gave up", wall_seconds=1.0) if slow else None
+
+    def searched(seconds: float) -> tuple[SearchResult, list[str]]:
+        runner = SimulatedRunner(fails=hangs)
+        result = search(asked(job={"job_timeout_seconds": seconds}, trials=4, seeds=seeds, study="t"), runner=runner)
+        return result, [job.precision for job in runner.jobs]
+
+    short, _ = searched(1.0)
+    assert "timed_out" in {trial.job_result.status for trial in short.trials}
+    assert searched(1.0)[1] == [], "as much time as before changes nothing"
+    longer, trained = searched(9.0)
+    assert set(trained) == {"bf16"}
+    fits = [trial for trial in longer.trials if trial.job_result.fits]
+    assert len(fits) == 4
+    assert {trial.precision for trial in fits} == {"fp32", "bf16"}
 
 
 @pytest.mark.slow
