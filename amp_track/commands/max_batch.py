@@ -121,12 +121,15 @@ def max_batch_in(
     """Find the max batches of a prepared session, in a separate study; with `recommends` also time some batches."""
     study, sampler = open_study(studies, recommends=recommends)
     with tracked(studies, study, tracker, given_run_id=given_run_id) as tracked_study:
-        study_manifest.keep(tracked_study, "max-batch")
+        known, stores = study_manifest.keep(tracked_study, "max-batch"), studies.session.request.stores
         limit_seconds = studies.session.request.search_options.time_limit_seconds
         result = find_max_batches(tracked_study, sampler, limit_seconds=limit_seconds)
-        if study_manifest.is_searched(study):  # the page of a search has more
+        if known.command == "search":  # the page of a search has more
             return dataclasses.replace(result, report=publish.page_of_run(tracked_study.parent))
-        return dataclasses.replace(result, report=publish.publish(tracked_study, result, "max-batch"))
+        whole = result
+        if known.precisions != studies.session.precisions:  # an earlier command has searched others
+            whole = stored_result(known.session(stores), study, studies.free_bytes(study), run=tracked_study.run)
+        return dataclasses.replace(result, report=publish.publish(tracked_study, whole, "max-batch"))
 
 
 def open_study(studies: Studies, *, recommends: bool = False) -> tuple[Study, BatchSampler]:
@@ -289,6 +292,16 @@ def result_of(
         effective_batch_size=options.effective_batch_size,
         plan_seconds=sampler.goal.forecasts.seconds if sampler.goal.forecasts is not None else None,
     )
+
+
+def stored_result(session: Session, study: Study, free_bytes: int, *, run: StudyRun) -> MaxBatchResult:
+    """Return what the trials of a study prove so far; `free_bytes` were free when it began."""
+    from amp_track.study.batch_sampler import BatchSampler
+    from amp_track.study.max_batches import proven
+
+    # A memory plan would start torch and the workload only to propose the next probe.
+    sampler = BatchSampler(dataclasses.replace(probe_jobs.goal_of(session, free_bytes), forecasts=None))
+    return result_of(session, study, sampler, proven(study, sampler), run=run)
 
 
 def _bracket_in_words(fits: int, fails: int | None) -> str:

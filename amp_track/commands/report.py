@@ -13,7 +13,7 @@ from amp_track.records.errors import BadInput
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import page_html, page_markdown
 from amp_track.report.summary import Result
-from amp_track.session import probe_jobs, publish, study_manifest
+from amp_track.session import publish, study_manifest
 from amp_track.session.study_manifest import Remembered
 from amp_track.session.study_session import Studies, StudyRun
 from amp_track.stores import store_checks
@@ -68,8 +68,6 @@ def _check_file(file: Path) -> None:
 def _read(request: Request, name: str, part: str, study: Study, known: Remembered, shared: Storage) -> Result:
     """Return the stored result of a study, finished or not."""
     from amp_track.study import storage
-    from amp_track.study.batch_sampler import BatchSampler
-    from amp_track.study.max_batches import proven
 
     session = known.session(dataclasses.replace(request.stores, study=name))
     parent_run_id, free_bytes = storage.parent_run_id_of(study), storage.free_bytes_of(study)
@@ -83,9 +81,7 @@ def _read(request: Request, name: str, part: str, study: Study, known: Remembere
         return compared
     if free_bytes is None:
         raise study_manifest.nothing_finished(name)
-    # A memory plan would start torch and the workload only to propose the next probe.
-    sampler = BatchSampler(dataclasses.replace(probe_jobs.goal_of(session, free_bytes), forecasts=None))
-    fitted = max_batch.result_of(session, study, sampler, proven(study, sampler), run=run)
+    fitted = max_batch.stored_result(session, study, free_bytes, run=run)
     if not fitted.probes:
         raise study_manifest.nothing_finished(name)
     searched = search.result_of(Studies(session, storage=shared), fitted, run)

@@ -50,6 +50,9 @@ def train(request: Request, *, runner: Runner | None = None) -> TrainResult:
     job = session.job
     studies = Studies(session)
     if request.find_batch_size:
+        # Search workers that join this study search the same precision.
+        options = dataclasses.replace(request.max_batch_options, precisions=session.precisions)
+        session.request = dataclasses.replace(session.request, max_batch_options=options)
         studies.check("max-batch")
     else:
         job = _accumulating(job, request.max_batch_options.effective_batch_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -63,10 +63,10 @@ class Remembered:
         return {name: Session(base.request, base.runner, each, base.precisions) for name, each in inspections.items()}
 
 
-def keep(tracked_study: TrackedStudy, command: Command, *, compared: Mapping[str, Session] | None = None) -> None:
-    """Store the manifest of the command that works on a study, with the sessions of a comparison by value.
+def keep(tracked_study: TrackedStudy, command: Command, *, compared: Mapping[str, Session] | None = None) -> Remembered:
+    """Store the manifest of the command that works on a study, with the sessions of a comparison by value. Return it.
 
-    `max-batch` on a searched study adds its precisions.
+    `max-batch` on a known study adds its precisions. A search worker changes nothing.
     """
     from amp_track.study import storage
 
@@ -84,19 +84,24 @@ def keep(tracked_study: TrackedStudy, command: Command, *, compared: Mapping[str
         experiment_id=tracked_study.parent.experiment_id,
         experiment=request.stores.experiment or (known.experiment if known is not None else None),
     )
-    if known is not None and request.joins:  # a search worker may find the same file elsewhere
-        new = dataclasses.replace(new, job=dataclasses.replace(new.job, workload=known.job.workload))
-    if known is not None and (known.command, command) == ("search", "max-batch"):
-        either = {*known.precisions, *new.precisions}
-        new = dataclasses.replace(known, precisions=tuple(name for name in PRECISIONS if name in either))
+    if known is not None and request.joins:  # with a device and a file of this machine
+        new = dataclasses.replace(known, experiment_id=new.experiment_id)
+    elif known is not None and command == "max-batch":
+        precisions = _either(known.precisions, new.precisions)
+        asked, also = known.max_batch_options.precisions, new.max_batch_options.precisions
+        of_both = _either(asked, also) if asked is not None and also is not None else None
+        options = dataclasses.replace(new.max_batch_options, precisions=of_both)
+        if known.command == "search":
+            new = dataclasses.replace(known, precisions=precisions)
+        else:
+            new = dataclasses.replace(new, precisions=precisions, max_batch_options=options)
     if new != known:
         tracked_study.study.set_user_attr(storage.COMMAND, TypeAdapter(Remembered).dump_json(new).decode())
+    return new
 
 
-def is_searched(study: Study) -> bool:
-    """Return whether `search` has worked on a study."""
-    known = _known(study)
-    return known is not None and known.command == "search"
+def _either(some: Collection[str], others: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in PRECISIONS if name in some or name in others)
 
 
 def _known(study: Study) -> Remembered | None:

@@ -61,6 +61,20 @@ def test_max_batch_after_a_search_does_not_hide_its_trainings(precisions: tuple[
     assert dataclasses.replace(reported(), limits=searched.limits) == searched
 
 
+def test_fewer_precisions_later_hide_nothing_of_a_study() -> None:
+    found = max_batch(asked(max_batch_size=64), runner=SimulatedRunner())
+    page = Path(found.report).read_text()
+    for again in (
+        asked(precisions=("bf16",), max_batch_size=64),
+        asked(precisions=("fp32", "bf16"), max_batch_size=64),
+    ):
+        device = SimulatedRunner()
+        assert max_batch(again, runner=device).report == found.report
+        assert not device.jobs
+        assert Path(found.report).read_text() == page
+        assert reported() == found
+
+
 @pytest.mark.nightly
 def test_a_comparison_is_reported_as_it_was() -> None:
     made = compare(asked(compare_options=VARY, seeds=2), runner=SimulatedRunner())

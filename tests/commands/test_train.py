@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from simulated import SimulatedRunner
-from support import MEBIBYTE, ROOT, WORKLOADS, Done
+from support import MEBIBYTE, ROOT, WORKLOADS, Done, request
 
 from amp_track.commands.train import train
+from amp_track.commands.worker import work
 from amp_track.config.commands import request_of
 from amp_track.config.inspection import Inspection, Support
 from amp_track.config.job import Job
+from amp_track.records.result import JobResult
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 TINY = str(WORKLOADS / "tiny.py")
@@ -61,6 +63,21 @@ def test_the_max_batch_is_found_only_at_the_precision_of_the_device() -> None:
     result = train(request_of("train", TINY, given), runner=runner)
     assert {job.precision for job in runner.jobs} == {"bf16"}
     assert result.job.batch_size == 314
+
+
+def test_a_worker_of_the_study_of_a_training_searches_its_precision_only() -> None:
+    given = {"job_batch_size": "auto", "job_memory_budget_bytes": str(8 * MEBIBYTE), "stores_study": "mine"}
+
+    def interrupted(job: Job) -> JobResult | None:
+        if job.batch_size > 300:
+            raise KeyboardInterrupt
+        return None
+
+    with pytest.raises(KeyboardInterrupt):
+        train(request_of("train", TINY, given), runner=SimulatedRunner(fails=interrupted))
+    runner = SimulatedRunner()
+    work(request(Job(workload=TINY), study="mine", given=frozenset({"workload"})), runner=runner)
+    assert {job.precision for job in runner.jobs} == {"bf16"}
 
 
 def test_no_other_command_leaves_the_precision_to_the_device() -> None:

@@ -29,6 +29,7 @@ from amp_track.records.result import JobResult
 from amp_track.results.compare import CompareResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
+from amp_track.study import storage
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 Command = Callable[..., Done]
@@ -84,10 +85,15 @@ def test_a_worker_finishes_a_search_that_another_process_has_begun(interrupted_a
     assert all(1e-3 <= trial.learning_rate <= 1e-2 for trial in result.trials)
 
 
-def test_a_worker_of_a_finished_study_repeats_nothing(found: MaxBatchResult) -> None:
-    device = SimulatedRunner()
+def test_a_worker_of_a_finished_study_repeats_and_changes_nothing(found: MaxBatchResult) -> None:
+    def manifest() -> Any:
+        study = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"])
+        return study.user_attrs[storage.COMMAND]
+
+    before, device = manifest(), SimulatedRunner(free_bytes=123 * MEBIBYTE)
     assert work(named("mine/max-batch"), runner=device) == found
     assert not device.jobs
+    assert manifest() == before
 
 
 @pytest.mark.slow
