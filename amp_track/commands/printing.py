@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from amp_track.config import torchrun
 from amp_track.config.options import Request
-from amp_track.records import masking
 from amp_track.records.errors import AmpTrackError
 from amp_track.stores import addresses
 
@@ -93,10 +92,6 @@ def _study_blocks(result: Any, request: Request) -> Iterator[str | Table]:
     from amp_track.report.wording import bullets, counted
 
     stores, said, study = request.stores, summary.answer(result), result.study
-    tracking_uri = [f"--tracking-uri {shlex.quote(masking.masked(stores.tracking_uri))}"] if stores.tracking_uri else []
-    storage = [f"--storage {shlex.quote(masking.masked(stores.storage))}"]
-    if stores.storage in (addresses.DEFAULT_STORAGE, os.environ.get(addresses.STORAGE_VARIABLE)):
-        storage = []
     yield from summary.tables(result)
     yield from bullets(said.caveats[:_MOST_NOTES])
     page = os.path.relpath(result.report) if Path(result.report).is_relative_to(Path.cwd()) else result.report
@@ -104,12 +99,12 @@ def _study_blocks(result: Any, request: Request) -> Iterator[str | Table]:
         yield f"… and {counted(more, 'more note')} in the report"
     yield f"Report of study {study}: {page}"
     yield "Open it with:"
-    yield f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *storage, *tracking_uri])}"
+    yield f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *stores.flags])}"
     yield ""
     command = said.command
     if command is not None and command.startswith("amp-track "):  # not of the user's own function or script
         experiment = [f"--experiment {shlex.quote(stores.experiment)}"] if stores.experiment is not None else []
-        command = " ".join([torchrun.program(), command.removeprefix("amp-track "), *experiment, *tracking_uri])
+        command = " ".join([torchrun.program(), command.removeprefix("amp-track "), *experiment, *stores.tracking_flag])
     yield from summary.answer_lines(said, command)
 
 

@@ -97,23 +97,25 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
         progress.say(f"{job.precision}: {reason} (--precision chooses another)")
     try:
         job_result = run_tracked(session, job, run, kind="train", title=title, resume_from=resume_from)
-    except (Exception, KeyboardInterrupt):  # such as a full disk
-        if run.has_checkpoint and session.request.stores.mlflow.exists():
-            workload = shlex.quote(job.workload)
-            progress.say(f"resume with: {torchrun.program()} train {workload} --resume {run.run_id}")
+        result = TrainResult(
+            run_id=run.run_id,
+            experiment_id=run.experiment_id,
+            job=job,
+            job_result=job_result,
+            inspection=session.inspection,
+            advice=tuple(explain(job_result, job.precision, num_workers=job.num_workers)),
+        )
+        raise_on_crash(job, job_result)
+        if not job_result.fits:
+            raise NothingFits(why_it_does_not_fit(session, job, job_result), result=result.as_json())
+        return result
+    except (Exception, KeyboardInterrupt):  # such as a crash, the time limit or a full disk
+        stores = session.request.stores
+        if run.has_checkpoint and stores.mlflow.exists():
+            words = ["train", shlex.quote(job.workload), "--resume", run.run_id]
+            words = [torchrun.program(), *words, *stores.flags]
+            progress.say(f"resume with: {' '.join(words)}")
         raise
-    result = TrainResult(
-        run_id=run.run_id,
-        experiment_id=run.experiment_id,
-        job=job,
-        job_result=job_result,
-        inspection=session.inspection,
-        advice=tuple(explain(job_result, job.precision, num_workers=job.num_workers)),
-    )
-    raise_on_crash(job, job_result)
-    if not job_result.fits:
-        raise NothingFits(why_it_does_not_fit(session, job, job_result), result=result.as_json())
-    return result
 
 
 def _reason_of_precision(session: Session) -> str | None:

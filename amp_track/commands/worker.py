@@ -63,9 +63,10 @@ def work(request: Request, *, runner: Runner | None = None) -> Result:
     try:  # a new page: the pages of the workers were written while others worked
         return report.report(dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=name)))
     except BadInput as error:
+        stores = request.stores
+        words = ["amp-track", "report", shlex.quote(name), *stores.flags]
         raise StoreFailed(
-            f"The search workers have finished, but the page cannot be written: {error} Run amp-track report "
-            f"{shlex.quote(name)} later."
+            f"The search workers have finished, but the page cannot be written: {error} Run {' '.join(words)} later."
         ) from None
 
 

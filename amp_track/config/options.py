@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,6 +63,18 @@ class Stores:
     def mlflow(self) -> StoreAddress:
         """The store address of MLflow: the flag's, or else the environment's or the default."""
         return tracking_address(self.tracking_uri)
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags, to print, with which another command uses these stores; none for the defaults."""
+        is_default = self.storage in (DEFAULT_STORAGE, os.environ.get(STORAGE_VARIABLE))
+        storage = [] if is_default else ["--storage", shlex.quote(masking.masked(self.storage))]
+        return storage + self.tracking_flag
+
+    @property
+    def tracking_flag(self) -> list[str]:
+        """Those of them for MLflow's store."""
+        return [] if self.tracking_uri is None else ["--tracking-uri", shlex.quote(masking.masked(self.tracking_uri))]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,9 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
         except KeyboardInterrupt:
             progress.say("the same command resumes where it stopped")
             if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
-                progress.say(f"what is known so far: amp-track report {shlex.quote(studies.name)}")
+                stores = studies.session.request.stores
+                words = ["amp-track", "report", shlex.quote(studies.name), *stores.flags]
+                progress.say(f"what is known so far: {' '.join(words)}")
             raise
 
 

@@ -16,9 +16,9 @@ from support import DIGITS, request, stores
 from amp_track.commands.max_batch import max_batch
 from amp_track.commands.train import train
 from amp_track.config.job import Job, JobFolder
-from amp_track.records.errors import StoreFailed
+from amp_track.records.errors import NothingFits, StoreFailed, TargetFailed
 from amp_track.records.events import CheckpointWritten, Event
-from amp_track.records.result import JobResult
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.stores.addresses import DEFAULT_STORAGE, DEFAULT_TRACKING_URI, StoreAddress
 from amp_track.stores.errors import in_one_line
 from amp_track.study import opening
@@ -68,9 +68,10 @@ def test_a_store_that_is_gone_is_not_said_to_keep_what_was_measured(file: str) -
 
 
 class LosesTheStore(SimulatedRunner):
-    """A runner that writes a checkpoint; then its job fails, after the store of its run was deleted or not."""
+    """A runner that writes a checkpoint; then its job fails, after the store of its run was deleted or not, or ends."""
 
     deletes: bool = True
+    ends: JobStatus | None = None
 
     def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
         assert folder is not None
@@ -78,6 +79,8 @@ class LosesTheStore(SimulatedRunner):
         on_event(CheckpointWritten(file=str(checkpoint), step=1, is_last=True, is_best=False))
         if self.deletes:
             Path("mlflow.db").unlink()
+        if self.ends is not None:
+            return JobResult(status=self.ends, message="it ended", wall_seconds=1.0)
         raise sqlite3.OperationalError("of another store")
 
 
@@ -91,3 +94,16 @@ def test_a_run_is_offered_for_resumption_unless_its_store_is_gone(
     with pytest.raises(StoreFailed):
         train(request(Job(workload=DIGITS, precision="fp32")), runner=runner)
     assert ("resume with: " in capfd.readouterr().err) == (not deletes)
+
+
+@pytest.mark.usefixtures("fresh_stores")
+@pytest.mark.parametrize("status", [JobStatus.TIMED_OUT, JobStatus.CRASHED, JobStatus.OOM])
+def test_a_training_that_ended_early_is_offered_for_resumption_in_its_stores(
+    status: JobStatus, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runner = LosesTheStore()
+    runner.deletes, runner.ends = False, status
+    with pytest.raises((TargetFailed, NothingFits)):
+        train(request(Job(workload=DIGITS, precision="fp32"), tracking_uri="sqlite:///./mlflow.db"), runner=runner)
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("resume with: ")]
+    assert line.endswith(" --tracking-uri sqlite:///./mlflow.db")
