@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _TRIED_SAMPLES, _MANY_TRIED_SAMPLES = 2, 2048
 """The batch of the first run of a function or a command, and of another one if no DataLoader has shown its batches."""
+_FAILED = "the training failed: "
 _MUCH_LARGER, _NO_GROWTH_BYTES = 256, 2**16
 """If the batch grows by this factor, any training needs more additional memory than this."""
 _LARGER, _GROWTH_BYTES = 3, 2**20
@@ -52,14 +53,23 @@ def max_batch(request: Request, *, runner: Runner | None = None) -> MaxBatchResu
     studies = Studies(session)
     studies.check("max-batch")
     if session.inspection.kind != "workload":
-        studies.session = _try_out(session)
+        studies.session = _try_out(session, _known_supports(studies))
     from amp_track import tracking
 
     return max_batch_in(studies, session.open_tracker(), given_run_id=tracking.run_id_of_environment(), recommends=True)
 
 
-def _try_out(session: Session) -> Session:
-    """Run a function or a command on a small batch at each precision, before anything is written.
+def _known_supports(studies: Studies) -> dict[str, Support]:
+    """Return what the same command has found out before about the precisions of a study. One that failed runs again."""
+    study = studies.existing("max-batch")
+    known = study_manifest.stored(study) if study is not None else None
+    if known is None or known.max_batch_options.precisions != studies.session.request.max_batch_options.precisions:
+        return {}
+    return {name: support for name, support in known.inspection.precisions if not support.reason.startswith(_FAILED)}
+
+
+def _try_out(session: Session, known: Mapping[str, Support]) -> Session:
+    """Run a function or a command on a small batch at each precision that is not known, before anything is written.
 
     Return the session without the precisions at which it fails or seems to compute in float32; the latter stay, with a
     caution, if they were asked for, as do fp32 and tf32 if they seem to compute in 16 bits. Raises BadInput, and
@@ -70,6 +80,9 @@ def _try_out(session: Session) -> Session:
     shown: tuple[Job, JobResult] | None = None
     kernels_of_fp32: str | None = None
     for precision in session.precisions:
+        if precision in known:
+            found[precision] = known[precision]
+            continue
         job = dataclasses.replace(session.job, precision=precision, batch_size=_TRIED_SAMPLES, probe=True)
         with progress.working(f"trying {session.job.short_name} with {_TRIED_SAMPLES} samples at {precision}"):
             job_result = session.runner.run(job, ignore)
@@ -112,7 +125,7 @@ def _ignored(reason: str, *, is_kept: bool) -> Support:
 def _why_left_out(job_result: JobResult) -> str:
     """Return why a precision is left out, with the last line that a script has printed."""
     message, said = job_result.message, "".join(job_result.traceback.strip().splitlines()[-1:])
-    return f"the training failed: {message}" + (f": {said}" if said not in ("", message) else "")
+    return f"{_FAILED}{message}" + (f": {said}" if said not in ("", message) else "")
 
 
 def max_batch_in(

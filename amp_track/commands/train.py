@@ -173,6 +173,8 @@ def _open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Reques
         raise BadInput(f"{flag.name} cannot be used with --resume: the run keeps its settings.")
     if request.find_batch_size:
         raise BadInput("--batch-size auto cannot be used with --resume: the run keeps its batch size.")
+    if request.stores.study is not None:
+        raise BadInput("--study cannot be used with --resume: the run is in no study.")
     if request.stores.experiment is not None:
         raise BadInput("--experiment cannot be used with --resume: the run stays in its experiment.")
     store = request.stores.mlflow

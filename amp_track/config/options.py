@@ -383,6 +383,8 @@ class Request:
 
     def check_max_batch_options(self) -> None:
         """Raise BadInput for an option of the max batch search without --batch-size auto."""
+        if self.stores.study is not None and not self.find_batch_size:
+            raise BadInput("--study requires --batch-size auto: other trainings are in no study.")
         if self.job.eval_batch_size == "auto" and not self.find_batch_size:
             raise BadInput("--eval-batch-size auto requires --batch-size auto.")
         for flag in self.max_batch_options.changed():

@@ -70,7 +70,7 @@ def keep(tracked_study: TrackedStudy, command: Command, *, compared: Mapping[str
     """
     from amp_track.study import storage
 
-    session, known = tracked_study.session, _known(tracked_study.study)
+    session, known = tracked_study.session, stored(tracked_study.study)
     request = session.request
     new = Remembered(
         command=command,
@@ -86,25 +86,36 @@ def keep(tracked_study: TrackedStudy, command: Command, *, compared: Mapping[str
     )
     if known is not None and request.joins:  # with a device and a file of this machine
         new = dataclasses.replace(known, experiment_id=new.experiment_id)
+    elif known is not None and (known.command, command) == ("search", "max-batch"):
+        new = dataclasses.replace(known, precisions=_either(known.precisions, new.precisions))
     elif known is not None and command == "max-batch":
-        precisions = _either(known.precisions, new.precisions)
-        asked, also = known.max_batch_options.precisions, new.max_batch_options.precisions
-        of_both = _either(asked, also) if asked is not None and also is not None else None
-        options = dataclasses.replace(new.max_batch_options, precisions=of_both)
-        if known.command == "search":
-            new = dataclasses.replace(known, precisions=precisions)
-        else:
-            new = dataclasses.replace(new, precisions=precisions, max_batch_options=options)
+        new = _with_precisions_of(known, new)
     if new != known:
         tracked_study.study.set_user_attr(storage.COMMAND, TypeAdapter(Remembered).dump_json(new).decode())
     return new
+
+
+def _with_precisions_of(known: Remembered, new: Remembered) -> Remembered:
+    """Return a new manifest with the precisions that only an earlier command has asked for."""
+    asked, before = new.max_batch_options.precisions, known.max_batch_options.precisions
+    if asked is None:
+        return dataclasses.replace(new, precisions=_either(known.precisions, new.precisions))
+    found = dict(known.inspection.precisions) | {name: new.inspection.support(name) for name in asked}
+    return dataclasses.replace(
+        new,
+        max_batch_options=dataclasses.replace(
+            new.max_batch_options, precisions=_either(before, asked) if before is not None else None
+        ),
+        inspection=dataclasses.replace(new.inspection, precisions=tuple(found.items())),
+        precisions=_either(known.precisions, new.precisions),
+    )
 
 
 def _either(some: Collection[str], others: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in PRECISIONS if name in some or name in others)
 
 
-def _known(study: Study) -> Remembered | None:
+def stored(study: Study) -> Remembered | None:
     """Return the manifest of a study; None if it has none yet."""
     from amp_track.study import storage
 
@@ -131,7 +142,7 @@ def load(stores: Stores, shared: Storage) -> tuple[str, str, Study, Remembered]:
         )
     study = opening.load_study(f"{name}/{part}", shared)
     assert study is not None, "its name was just read"
-    manifest = _known(study)
+    manifest = stored(study)
     if manifest is None:
         raise BadInput(
             f"Study {study.study_name} has no record of its command: it is just being created. Try again in a minute, "

@@ -35,6 +35,8 @@ ARGUMENTS = [
     (["max-batch", DIGITS, "--precision", "fp32", "--precision", "bf16"], "--precision is given more than once."),
     (["train", DIGITS, "--epochs"], "requires an argument; see amp-track train --help"),
     (["train", DIGITS, "--headroom", "5%"], "--headroom requires --batch-size auto"),
+    (["train", DIGITS, "--study", "mine"], "--study requires --batch-size auto"),
+    (["train", "--resume", "0" * 32, "--study", "mine"], "--study cannot be used with --resume"),
     (["train", DIGITS, "--grad-accum", "2", "--effective-batch-size", "64"], "--grad-accum: got 2 together with"),
     (["search", DIGITS, "--synthetic"], "No such option: --synthetic"),
     (["compare", DIGITS, "--precision", "bf16"], "--precision: got bf16, expected fp32 among them"),

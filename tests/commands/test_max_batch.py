@@ -6,6 +6,7 @@ import dataclasses
 import json
 import signal
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -26,8 +27,9 @@ from amp_track.config.job import Job
 from amp_track.config.options import Request, SearchOptions
 from amp_track.config.precisions import PRECISIONS
 from amp_track.records.errors import BadInput, NothingFits, TargetFailed
-from amp_track.records.result import AS_AT_FP32, IN_16_BITS, JobResult, JobStatus
+from amp_track.records.result import AS_AT_FP32, IN_16_BITS, IN_FLOAT32, JobResult, JobStatus
 from amp_track.report.max_batch import max_batch_notes
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.study.storage import name_worker
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
@@ -66,6 +68,36 @@ def test_fp32_that_computes_in_16_bits_has_a_caution_and_counts_as_left_beside_c
     found = max_batch(request(job, study="mine", confirm_steps=0), runner=Function())
     assert (found.max_batch, found.cautions) == ({"fp32": LARGEST}, {"fp32": IN_16_BITS})
     assert found.skipped.keys() == {"amp", "bf16", "tf32"}
+
+
+def test_what_is_known_of_a_function_is_not_tried_out_again() -> None:
+    @dataclass
+    class Function(SimulatedRunner):
+        fails_at_amp: bool = True
+
+        def inspect(self, job: Job) -> Inspection:
+            return dataclasses.replace(super().inspect(job), kind="function")
+
+        def run(self, job: Job, *arguments: Any, **settings: Any) -> JobResult:
+            job_result = super().run(job, *arguments, **settings)
+            if job.precision == "amp" and self.fails_at_amp:
+                return JobResult(status=JobStatus.CRASHED, message="an error")
+            return dataclasses.replace(job_result, ignores_precision=job.precision == "bf16", training_samples=5000)
+
+    def searched(*precisions: str, **settings: Any) -> tuple[MaxBatchResult, list[str]]:
+        runner = Function(**settings)
+        result = max_batch(asked(*precisions), runner=runner) if precisions else max_batch(all_of_them, runner=runner)
+        return result, [job.precision for job in runner.jobs]
+
+    all_of_them = request(Job(workload=DIGITS, memory_budget_bytes=BUDGET), study="mine")
+    first, _ = searched()
+    assert (set(first.max_batch), first.skipped["bf16"].startswith(IN_FLOAT32)) == ({"fp32"}, True)
+    again, tried = searched()
+    assert (again, tried) == (first, ["amp"]), "what failed may work now"
+    assert searched("fp32")[1] == ["fp32"], "another question is tried out"
+    assert searched()[1] == ["amp"], "and hides nothing of the first"
+    mended, tried = searched(fails_at_amp=False)
+    assert (set(mended.max_batch), set(tried)) == ({"fp32", "amp"}, {"amp"})
 
 
 def test_a_function_that_computes_at_tf32_as_at_fp32_is_measured_once() -> None:
@@ -493,7 +525,7 @@ class TestMaxBatches:
         trained = train(dataclasses.replace(question, find_batch_size=True), runner=runner)
         assert (trained.job.batch_size, trained.job.grad_accum, trained.job_result.steps) == (125, 4, 10)
         with pytest.raises(BadInput, match="got 500, expected a multiple of the batch size 16"):
-            train(asked(effective_batch_size=500, job={"precision": "fp32"}), runner=runner)
+            train(asked(effective_batch_size=500, study=None, job={"precision": "fp32"}), runner=runner)
         with pytest.raises(BadInput, match="got 5001, expected at most 5000, the number of training samples"):
             max_batch(asked(effective_batch_size=5001), runner=runner)
 
