@@ -61,7 +61,7 @@ def max_batch(request: Request, *, runner: Runner | None = None) -> MaxBatchResu
 
 def _known_supports(studies: Studies) -> dict[str, Support]:
     """Return what the same command has found out before about the precisions of a study. One that failed runs again."""
-    study = studies.existing("max-batch")
+    study = studies.existing("max-batch") if studies.session.request.stores.optuna.exists() else None
     known = study_manifest.stored(study) if study is not None else None
     if known is None or known.max_batch_options.precisions != studies.session.request.max_batch_options.precisions:
         return {}

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from amp_track.results.max_batch import MaxBatchResult
 
 
+_MANY_EPOCHS = 10_000
+"""More than a job trains. Schedules such as OneCycleLR need a finite number: `estimated_stepping_batches`."""
+
+
 def max_batch(
     make_module: str | Callable[[], pl.LightningModule],
     make_data: str | Callable[[int], pl.LightningDataModule],
@@ -81,7 +85,7 @@ def fit(batch_size: int, precision: str, device: str, module: str, data: str, tr
         "devices": [int(index or 0)] if kind == "cuda" else 1,
         "precision": Precision.named(precision).in_tools["lightning"],
         "plugins": [],
-        "max_epochs": -1,
+        "max_epochs": _MANY_EPOCHS,
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,

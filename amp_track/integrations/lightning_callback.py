@@ -27,10 +27,15 @@ class AmpTrackCallback(pl.Callback):
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
-        self._state: dict[str, Any] = {}
+        self._loaded: dict[str, Any] | None = None
+        """The history in the checkpoint that the next fit continues."""
         self._explains, self._arguments = False, 0
         self.watch: Watch | None = None
         """The Watch of the last fit; None before it, and in other processes than the first."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Forget the checkpoint of an earlier test or validation; that of a fit is loaded after this."""
+        self._loaded = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin to watch: a checkpoint is loaded, and the sanity check is over."""
@@ -42,11 +47,12 @@ class AmpTrackCallback(pl.Callback):
             run = {"run_id": logger.run_id, "tracking_uri": logger.experiment.tracking_uri}
         if self._settings.get("diagnose_every") is not None or self._settings.get("on_oom") is not None:
             run["model"] = pl_module
-        if self.watch is not None and trainer.global_step:  # the same Trainer fits again
-            self._state = self.watch.state_dict()
+        state = self._loaded or {}
+        if self._loaded is None and self.watch is not None and trainer.global_step:  # the same Trainer fits again
+            state = self.watch.state_dict()
         self._explains = self._settings.get("on_oom") is not None and pl_module.automatic_optimization
         self._arguments = len(inspect.signature(pl_module.training_step).parameters)
-        self.watch = watch(trainer.scaler, trainer.optimizers, state=self._state, **(run | self._settings))
+        self.watch = watch(trainer.scaler, trainer.optimizers, state=state, **(run | self._settings))
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -70,6 +76,11 @@ class AmpTrackCallback(pl.Callback):
         if self.watch is not None:
             self.watch.pause()
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leave the checkpoint of an epoch out of samples/s."""
+        if self.watch is not None:
+            self.watch.pause()
+
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the result."""
         if self.watch is not None:
@@ -82,8 +93,8 @@ class AmpTrackCallback(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history, for a checkpoint."""
-        return self.watch.state_dict() if self.watch is not None else self._state
+        return self.watch.state_dict() if self.watch is not None else self._loaded or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the history of a checkpoint."""
-        self._state, self.watch = state_dict, None
+        """Continue the history of a checkpoint, if a fit follows."""
+        self._loaded = state_dict

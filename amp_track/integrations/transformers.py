@@ -26,7 +26,8 @@ def max_batch(make_trainer: str | MakeTrainer, **settings: Any) -> MaxBatchResul
     Args:
         make_trainer: returns a Trainer for a batch size and keyword arguments of `TrainingArguments`; a function that a
             fresh process can import, or `module:name`. They are output_dir, use_cpu, fp16, bf16, save_strategy,
-            logging_strategy, report_to and disable_tqdm: `TrainingArguments(**(mine | arguments))` overrides yours.
+            load_best_model_at_end, logging_strategy, report_to and disable_tqdm: `TrainingArguments(**(mine |
+            arguments))` overrides yours.
         **settings: those of `amp_track.max_batch`.
 
     Raises:
@@ -67,6 +68,7 @@ def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
             "fp16": precision == "amp",
             "bf16": precision == "bf16",
             "save_strategy": "no",
+            "load_best_model_at_end": False,  # which requires that save_strategy is eval_strategy
             "logging_strategy": "no",
             "report_to": [],
             "disable_tqdm": True,

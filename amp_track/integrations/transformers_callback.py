@@ -58,6 +58,8 @@ class AmpTrackCallback(TrainerCallback, ExportableState):
         if self.watch is not None and (control.should_evaluate or control.should_save):
             self.watch.pause()
 
+    on_epoch_end = on_step_end  # where transformers decides on those of an epoch
+
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:

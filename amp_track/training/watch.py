@@ -483,7 +483,10 @@ class TrainingWatch:
 
         A step that begins an epoch counts only if an epoch has no other full one: it also starts loading.
         """
-        most = max((made.samples for made in self._intervals), default=0)
+        counts = Counter(made.samples for made in self._intervals)
+        # A step that GradScaler skips without torch's hooks leaves its samples to the next one.
+        of_steps = [(count, samples) for samples, count in counts.items() if samples >= self._batch_size]
+        most = max(of_steps)[1] if of_steps else max(counts, default=0)
         full = [made for made in self._intervals if made.samples == most]
         if most < self._batch_size:
             full = [made for made in self._first_steps if made.samples == self._batch_size] or full

@@ -9,6 +9,7 @@ import logging
 import math
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,44 @@ def test_another_fit_of_the_same_trainer_continues_the_history() -> None:
     trainer.fit(module)
     assert len(module.truth) == 100
     assert scales_of(callback) == module.truth
+
+
+def test_a_test_of_a_checkpoint_keeps_the_history(tmp_path: Path) -> None:
+    class Tested(Module):
+        def test_step(self, batch: Any, index: int) -> None:
+            pass
+
+    callback, module = LightningCallback(log=False), Tested()
+    trainer = fit(module, callback, max_epochs=1)
+    watch = callback.watch
+    trainer.save_checkpoint(tmp_path / "best.ckpt")
+    trainer.test(module, module.train_dataloader(), ckpt_path=str(tmp_path / "best.ckpt"), verbose=False)
+    assert callback.watch is watch
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module)
+    assert scales_of(callback) == module.truth
+
+
+@pytest.mark.parametrize("library", ["lightning", "transformers"])
+def test_a_checkpoint_at_the_end_of_an_epoch_is_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    def save(*arguments: Any, **settings: Any) -> None:
+        time.sleep(2.0)
+
+    callback: LightningCallback | TransformersCallback
+    if library == "lightning":
+        callback = LightningCallback(log=False)
+        monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
+        fit(Module(), callback, default_root_dir=str(tmp_path))
+    else:
+        callback = TransformersCallback(log=False)
+        trainer, _ = trainer_of(tmp_path, callback, save_strategy="epoch", max_steps=-1, num_train_epochs=2)
+        monkeypatch.setattr(trainer, "_save_checkpoint", save)
+        trainer.train()
+    result = callback.watch.result()
+    # It ends each of two epochs.
+    assert 8 * result.steps / result.samples_per_second < result.wall_seconds - 3.0
 
 
 def test_a_fit_is_diagnosed_and_its_losses_are_counted(client: mlflow.MlflowClient) -> None:

@@ -39,6 +39,15 @@ class Net(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Scheduled(Net):
+    """A module with a schedule that needs the number of steps, as Lightning's documentation writes it."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        steps = self.trainer.estimated_stepping_batches
+        return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=int(steps))]
+
+
 def make_net() -> Net:
     return Net(hidden=64)
 
@@ -69,9 +78,12 @@ def make_trainer(batch_size: int, arguments: dict[str, Any]) -> transformers.Tra
         "output_dir": "mine",
         "max_steps": 1,
         "per_device_train_batch_size": batch_size,
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "load_best_model_at_end": True,
     }
-    settings = transformers.TrainingArguments(**(mine | arguments))
-    return transformers.Trainer(Step(), settings, train_dataset=[{"x": torch.randn(4)}] * 4)
+    settings, data = transformers.TrainingArguments(**(mine | arguments)), [{"x": torch.randn(4)}] * 4
+    return transformers.Trainer(Step(), settings, train_dataset=data, eval_dataset=data)
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +107,11 @@ def test_a_function_and_flags_reach_the_trainer_which_prints_nothing(capfd: pyte
         logging.getLogger("lightning.pytorch").removeHandler(handler)
     assert seen == {"hidden": 64, "clip": 0.5}
     assert capfd.readouterr().err == ""
+
+
+def test_a_schedule_knows_a_number_of_steps() -> None:
+    lightning.fit(precision="fp32", **FIT | {"module": f"{__name__}:Scheduled"})
+    assert seen["hidden"] == 1
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,12 @@ def test_one_process_reads_a_speed_several_times(
     assert len(job_result.speed_readings) == 3
 
 
+def test_a_skipped_step_does_not_count_as_a_larger_one(runner: JobRunner, function_job: FunctionJob) -> None:
+    job_result = runner.run(function_job("overflows", speed_readings=3))
+    assert len(job_result.speed_readings) == 3
+    assert job_result.steps < 50, "a probe ends as soon as it is timed"
+
+
 @pytest.mark.slow
 def test_an_ignored_precision_is_skipped_or_has_a_caution_if_it_was_asked_for(
     function_job: FunctionJob, tmp_path: Path

@@ -65,6 +65,18 @@ def generator(batch_size: int, precision: str, width: int = 16) -> Iterator[None
         yield
 
 
+def overflows(batch_size: int, precision: str) -> None:
+    """A GradScaler that skips one step, which torch's hooks do not see, of an optimizer that is not fused."""
+    training, scaler = Training(precision), torch.amp.GradScaler("cpu")
+    for number, (batch,) in enumerate(DataLoader(TensorDataset(images(1000)), batch_size=batch_size)):
+        time.sleep(0.02)
+        loss = training.model(batch).sum() * (float("inf") if number == 3 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(training.optimizer)
+        scaler.update()
+        training.optimizer.zero_grad()
+
+
 def casts_its_model(batch_size: int, precision: str, has_optimizer: bool) -> Iterator[None]:
     """16-bit weights without autocast, whose update a generator may make itself."""
     training = Training()

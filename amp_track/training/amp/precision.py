@@ -9,6 +9,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -109,22 +110,29 @@ def float32_kernels() -> str:
     return ", ".join("ieee" if each == "none" else each for each in found)
 
 
-def _older_switches() -> dict[str, Any]:
-    """Return the objects of torch.backends that have an `allow_tf32`, by name.
+@dataclass(frozen=True, kw_only=True)
+class _OlderSettings:
+    """The settings that torch had first. Its own readers of them raise where they disagree with the newer ones."""
 
-    `torch.get_float32_matmul_precision`, `torch.backends.cudnn.flags` and these flags raise if they disagree with the
-    newer settings.
-    """
-    return {"cuda.matmul": torch.backends.cuda.matmul, "cudnn": torch.backends.cudnn}
+    matmul: str | None
+    """highest, high or medium, which also sets `torch.backends.cuda.matmul.allow_tf32`; None if it disagrees."""
+    cudnn_allows_tf32: bool | None
 
-
-def _older_flags() -> dict[str, bool]:
-    """Return the older flags, except those that raise because they disagree with the newer settings."""
-    flags = {}
-    for name, switch in _older_switches().items():
+    @classmethod
+    def read(cls) -> _OlderSettings:
+        matmul = cudnn = None
         with contextlib.suppress(RuntimeError), _no_advice():
-            flags[name] = switch.allow_tf32
-    return flags
+            matmul = torch.get_float32_matmul_precision()
+        with contextlib.suppress(RuntimeError), _no_advice():
+            cudnn = torch.backends.cudnn.allow_tf32
+        return cls(matmul=matmul, cudnn_allows_tf32=cudnn)
+
+    def set(self) -> None:
+        with _no_advice():
+            if self.matmul is not None:
+                torch.set_float32_matmul_precision(self.matmul)
+            if self.cudnn_allows_tf32 is not None:
+                torch.backends.cudnn.allow_tf32 = self.cudnn_allows_tf32
 
 
 @contextmanager
@@ -135,11 +143,9 @@ def _no_advice() -> Iterator[None]:
         yield
 
 
-def _set_float32(older: Mapping[str, bool], of_cudnn: str, newer: Mapping[str, str]) -> None:
-    """Set the older flags first, because each also sets newer ones, then cuDNN's setting, then each kernel's."""
-    with _no_advice():
-        for name, allowed in older.items():
-            _older_switches()[name].allow_tf32 = allowed
+def _set_float32(older: _OlderSettings, of_cudnn: str, newer: Mapping[str, str]) -> None:
+    """Set the older settings first, because each also sets newer ones, then cuDNN's setting, then each kernel's."""
+    older.set()
     torch.backends.cudnn.fp32_precision = of_cudnn
     for name, switch in _float32_switches().items():
         switch.fp32_precision = newer[name]
@@ -150,8 +156,8 @@ def float32_precision(mode: Precision | str) -> Iterator[dict[str, str]]:
     """Set the precision of every float32 kernel to that of the mode within the block, and restore it afterwards.
 
     Yields the settings as torch reports them. They are set one by one because their defaults differ: convolutions use
-    TF32 by default, matmuls do not, so without this block cuDNN may still use TF32 in "fp32" mode. The older
-    `allow_tf32` flags are set to the same values, so that reading them raises no error.
+    TF32 by default, matmuls do not, so without this block cuDNN may still use TF32 in "fp32" mode. The older settings
+    (`allow_tf32`, `torch.set_float32_matmul_precision`) get the same values, so that reading them raises no error.
 
     Args:
         mode: the mode, or its name: fp32, tf32, amp (or fp16), bf16.
@@ -162,12 +168,14 @@ def float32_precision(mode: Precision | str) -> Iterator[dict[str, str]]:
     """
     mode = Precision.named(mode)
     switches = _float32_switches()
-    before = _older_flags(), torch.backends.cudnn.fp32_precision, _settings(switches)
+    before = _OlderSettings.read(), torch.backends.cudnn.fp32_precision, _settings(switches)
     wanted = mode.float32_precision
+    allows = wanted == "tf32"
+    older = _OlderSettings(matmul="high" if allows else "highest", cudnn_allows_tf32=allows)
     try:
         # A CPU's TF32 (AMX) is not this project's tf32, and CPUs are rejected before this point.
         newer = {name: wanted if name.startswith("cu") else "ieee" for name in switches}
-        _set_float32(dict.fromkeys(_older_switches(), wanted == "tf32"), wanted, newer)
+        _set_float32(older, wanted, newer)
         settings = _settings(switches)
         yield settings
         for name, setting in _settings(switches).items():

@@ -140,12 +140,12 @@ class TrainStep:
         data_parallel: bool = False,
     ) -> None:
         self.optimizer = optimizer
-        self._parameters = self._own_parameters()
-        if not self._parameters:
+        parameters = self._own_parameters()
+        if not parameters:
             raise ValueError("The optimizer has no parameters. Give it the model's.")
         _check_needs_no_closure(optimizer)
-        self._others = set(model.parameters()).difference(self._parameters)  # not in the optimizer
-        self.device = self._parameters[0].device
+        self._others = set(model.parameters()).difference(parameters)  # not in the optimizer
+        self.device = parameters[0].device
         self.precision = Precision.named(precision)
         self.scaler = scaler or GradScaler(self.device.type, enabled=self.precision.grad_scaler)
         if self.scaler.is_enabled() or self.precision.grad_scaler:
@@ -289,7 +289,7 @@ class TrainStep:
         with self.precision.autocast(self.device.type):
             output = call(self._parallel or self.forward, input)
             loss = check_loss(self._loss(output, target))
-        if self._score is not None:
+        if self._score is not None and share:
             with torch.no_grad():
                 self._scores.append(sum_of_scores(self._score(output, target), batch_length(input)))
         self.phase = "backward"
@@ -302,7 +302,7 @@ class TrainStep:
         self._is_updating = True
         if self._max_grad_norm is not None:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+            nn.utils.clip_grad_norm_(self._own_parameters(), self._max_grad_norm)
         skipped: Tensor | bool = False
         if self.history is not None:
             skipped = self.history.step(self.scaler, self.optimizer)
@@ -366,7 +366,7 @@ class TrainStep:
 
     def non_finite_weights(self) -> str:
         """Return the name of the first parameter that holds inf or NaN, or "" if none does. Waits for the device."""
-        largest = nn.utils.get_total_norm(self._parameters, norm_type=math.inf)  # keeps NaN
+        largest = nn.utils.get_total_norm(self._own_parameters(), norm_type=math.inf)  # keeps NaN
         if math.isfinite(float(largest)):
             return ""
         named = self.model.named_parameters()

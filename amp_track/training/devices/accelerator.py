@@ -90,7 +90,8 @@ class AcceleratorDevice(Device):
             allowed = budget_bytes if budget_bytes is not None else self.free_bytes() + own
             fraction = fraction_for(allowed, self._limited_bytes())
             self._backend.set_per_process_memory_fraction(fraction, self.torch_device)
-        self.reset_peak()
+        self._reserved_before_reset_bytes = 0  # what was freed before the budget began does not count
+        torch.accelerator.reset_peak_memory_stats(self.torch_device)
 
     def _limited_bytes(self) -> int:
         """Return the memory that torch's limit is a fraction of."""

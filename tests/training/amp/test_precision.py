@@ -39,10 +39,11 @@ def test_a_setting_that_something_else_changed_is_no_result() -> None:
 
 
 @pytest.mark.parametrize("name", ["fp32", "tf32"])
-@pytest.mark.parametrize("matmul_before", ["highest", "high"])
+@pytest.mark.parametrize("matmul_before", ["highest", "high", "medium"])
 def test_older_readers_and_blocks_work_within_and_after(name: str, matmul_before: str) -> None:
     """torch raises in them where older and newer settings disagree; Lightning calls them."""
     torch.set_float32_matmul_precision(matmul_before)
+    of_mkldnn = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     try:
         with float32_precision(Precision.named(name)) as settings:
             assert torch.get_float32_matmul_precision() == ("high" if name == "tf32" else "highest")
@@ -51,6 +52,7 @@ def test_older_readers_and_blocks_work_within_and_after(name: str, matmul_before
                 pass
             assert torch.backends.cudnn.conv.fp32_precision == settings["cudnn.conv"]  # type: ignore[attr-defined]
         assert torch.get_float32_matmul_precision() == matmul_before
+        assert torch.backends.mkldnn.matmul.fp32_precision == of_mkldnn  # type: ignore[attr-defined]
         assert torch.backends.cudnn.allow_tf32, "as it is unless someone has set it"
     finally:
         torch.set_float32_matmul_precision("highest")

@@ -81,6 +81,28 @@ def test_losses_and_scores_are_means_over_samples() -> None:
     assert math.isnan(step.read().loss)
 
 
+def test_samples_without_a_share_count_nowhere() -> None:
+    totals = []
+    for pads in (False, True):
+        step = step_of(network(), "fp32", lr=0.0, score=accuracy)
+        step(*batch(1, size=8), update=not pads)
+        if pads:
+            step(*batch(2, size=8), share=0.0)
+        totals.append(step.read())
+    assert (totals[0].score, totals[0].samples) == (totals[1].score, totals[1].samples)
+
+
+def test_parameters_that_join_the_optimizer_later_are_clipped_too() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=1.0)
+    step = TrainStep(model, optimizer, functional.cross_entropy, "fp32", max_grad_norm=1e-3)
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    before = [each.detach().clone() for each in model.parameters()]
+    step(100 * torch.randn(8, 4), torch.zeros(8, dtype=torch.long))
+    moved = torch.cat([(new - old).flatten() for new, old in zip(model.parameters(), before, strict=True)])
+    assert moved.norm().item() == pytest.approx(1e-3, rel=1e-2)
+
+
 def test_steps_are_numbered_over_the_whole_training() -> None:
     step = step_of(network(), "fp32")
     firsts = []
