@@ -217,7 +217,7 @@ def test_a_checkpoint_at_the_end_of_an_epoch_is_no_training(
     if library == "lightning":
         callback = LightningCallback(log=False)
         monkeypatch.setattr(pl.Trainer, "save_checkpoint", save)
-        fit(Module(), callback, default_root_dir=str(tmp_path))
+        fit(Module(), callback, default_root_dir=str(tmp_path), limit_val_batches=0)
     else:
         callback = TransformersCallback(log=False)
         trainer, _ = trainer_of(tmp_path, callback, save_strategy="epoch", max_steps=-1, num_train_epochs=2)
