@@ -74,7 +74,8 @@ def compared(result: PlanResult, request: Request, plan: Callable[[Request], Pla
         name = options.against
         with tempfile.TemporaryDirectory(prefix="amp_track-") as folder, _files_at(name, request, folder) as file:
             job = dataclasses.replace(request.job, workload=str(file))
-            earlier = plan(dataclasses.replace(request, job=job))
+            untracked = dataclasses.replace(request.plan_options, track=False)
+            earlier = plan(dataclasses.replace(request, job=job, plan_options=untracked))
             before = PlanRecord.of(earlier, settings=settings, torch=torch)
     moved = moves(before, now, options.tolerance, name)
     if not moved:

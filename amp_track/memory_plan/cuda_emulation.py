@@ -94,19 +94,22 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Use flash attention if it supports dtype, head and mask, otherwise memory-efficient attention.
+    """Use flash attention if it supports dtype, heads and mask, or else memory-efficient attention, as from Ampere on.
 
     Both store one float32 number per row of the attention matrix, instead of the matrix. Both need a separate dimension
-    for heads; without one, CUDA computes the matrix (`sdp_utils.cpp`, check_tensor_shapes).
+    for heads. Where neither supports the tensors, CUDA computes the matrix (`sdp_utils.cpp`).
     """
-    if query.dim() != 4:
+    is_half, sizes = query.dtype in _HALF, {tensor.shape[-1] for tensor in (query, key, value)}
+    can_flash = is_half and attn_mask is None and len(sizes) == 1 and query.shape[-1] <= _FLASH_HEAD_DIM
+    is_flash = can_flash and torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    shares_heads = enable_gqa and key.shape[-3] != query.shape[-3]
+    is_aligned = not any(size % (8 if is_half else 4) for size in sizes)
+    can_be_efficient = (is_half or query.dtype is torch.float32) and is_aligned and not shares_heads
+    is_efficient = can_be_efficient and torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
+    if query.dim() != 4 or not (is_flash or is_efficient):
         return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
-    is_flash = query.dtype in _HALF and attn_mask is None and query.shape[-1] <= _FLASH_HEAD_DIM
-    if enable_gqa and key.shape[-3] != query.shape[-3] and not is_flash:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     if is_flash:
         padded = [_with_head_of(tensor, 8) for tensor in (query, key, value)]
         output = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]

@@ -90,8 +90,13 @@ class FakeStep:
         number: int | None,
     ) -> StepTrace:
         precision = Precision.named(precision_name)
-        optimizers = torch_internals.foreach_optimizers() if self._as_cuda else contextlib.nullcontext()
-        with _quiet(), torch_internals.fake_tensors(), torch_internals.every_update_made(), optimizers:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_quiet())
+            stack.enter_context(torch_internals.fake_tensors())
+            stack.enter_context(torch_internals.every_update_made())
+            if self._as_cuda:
+                stack.enter_context(torch_internals.foreach_optimizers())
+                stack.enter_context(torch_internals.autocast_of_cuda_on_cpu())
             with torch_internals.SmallConstants():
                 model = precision.prepare(new_model(self._workload)).train()
             if self._job.channels_last:

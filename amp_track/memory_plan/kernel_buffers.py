@@ -91,6 +91,25 @@ def attention_bytes(query: Tensor) -> int:
     return math.prod(rows) * (head + 1) * 4 + 256
 
 
+def flash_buffers(query: Tensor, key: Tensor) -> list[int]:
+    """Return the buffers in bytes of flash attention's backward pass, for tensors of (batch, heads, length, head).
+
+    It sums the gradient of the query in float32, in tiles of 128 rows and 32 or 64 columns, and keeps a number for each
+    row. Gradients of heads that share a key and a value are added at the end (`mha_bwd` in
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp).
+    """
+    batch, heads, rows, head = query.shape
+    rows_of_tiles = batch * heads * _up_to(rows, 128)
+    buffers = [rows_of_tiles * 4, rows_of_tiles * _up_to(head, 32 if head <= 128 else 64) * 4]
+    if key.shape[1] != heads:
+        buffers += [batch * heads * key.shape[2] * head * key.dtype.itemsize] * 2
+    return buffers
+
+
+def _up_to(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
 _CUDNN_HEAD = 128
 """The largest head of cuDNN's attention in the backward pass."""
 _VECTOR, _WARP = 4, 32

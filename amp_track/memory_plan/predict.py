@@ -123,7 +123,8 @@ class Prediction:
         """
         while max_batch and (found := micro_batch(effective_batch_size, max_batch)) is not None:
             size, grad_accum = found
-            trace = self._trace_at(size)
+            # Batch norm rejects one sample, which nobody trains.
+            trace = self._line.at(1) if size == 1 and self._line is not None else self._trace_at(size)
             if self._fits(trace, trace.sizes, capacity_bytes):
                 peak = self._peak(trace, capacity_bytes)
                 return Way(micro_batch=size, grad_accum=grad_accum, peak=peak)

@@ -15,6 +15,7 @@ from amp_track.records.plan import (
     BLAS_LT_WORKSPACE,
     BLAS_WORKSPACE,
     CUDNN_ATTENTION,
+    FLASH_ATTENTION,
     LARGEST_SHOWN,
     WINOGRAD,
     Category,
@@ -90,7 +91,7 @@ def on_device(trace: StepTrace, kernels: Kernels, *, convolutions: bool = False)
         BLAS_WORKSPACE: kernels.blas_workspace_bytes,
         BLAS_LT_WORKSPACE: kernels.blas_lt_workspace_bytes,
         **({} if convolutions else {WINOGRAD: 0}),
-        **({} if kernels.uses_cudnn_attention else {CUDNN_ATTENTION: 0}),
+        FLASH_ATTENTION if kernels.uses_cudnn_attention else CUDNN_ATTENTION: 0,
     }
 
     def sized(storage: Storage) -> Storage:

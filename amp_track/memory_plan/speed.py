@@ -19,11 +19,11 @@ def samples_per_second(trace_at: Callable[[int], StepTrace], batch_size: int, ra
     """Return the estimated training speed at a batch size; None if a peak rate or the operations are unknown."""
     if rates is None or not batch_size:
         return None
-    first, second = (trace_at(min(size, batch_size)) for size in _BATCHES)
+    first, second = map(trace_at, _BATCHES)
     start, end = seconds_per_step(first, rates), seconds_per_step(second, rates)
     if start is None or end is None:
         return None
-    growth = (end - start) / max(second.batch_size - first.batch_size, 1)
+    growth = (end - start) / (second.batch_size - first.batch_size)
     seconds = start + growth * (batch_size - first.batch_size)
     return batch_size * first.samples / first.batch_size / seconds if seconds > 0 else None
 

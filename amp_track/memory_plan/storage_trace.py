@@ -13,6 +13,7 @@ from torch import Tensor
 
 from amp_track.memory_plan.kernel_buffers import (
     attention_bytes,
+    flash_buffers,
     layout_copies,
     norm_buffer,
     sum_buffer,
@@ -34,6 +35,7 @@ from amp_track.records.plan import (
     BLAS_LT_WORKSPACE,
     BLAS_WORKSPACE,
     CUDNN_ATTENTION,
+    FLASH_ATTENTION,
     OPTIMIZER,
     WINOGRAD,
     Category,
@@ -47,10 +49,8 @@ _BLAS = {
     aten.addmv, aten.addmv_, aten.dot, aten.vdot, aten._addmm_activation, aten._scaled_mm,
 }  # fmt: skip
 """Operations that call cuBLAS: https://docs.pytorch.org/docs/stable/notes/cuda.html#cublas-workspaces"""
-_ATTENTION_BACKWARD = (
-    aten._scaled_dot_product_flash_attention_backward.default,
-    aten._scaled_dot_product_efficient_attention_backward.default,
-)
+_FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
+_ATTENTION_BACKWARD = _FLASH_BACKWARD, aten._scaled_dot_product_efficient_attention_backward.default
 _DENSE_NORMS = {aten.native_batch_norm.default: 0, aten.native_batch_norm_backward.default: 1}
 """Norms whose first result is contiguous or in channels-last format, with the argument whose format counts. Their fake
 kernels follow the input's strides."""
@@ -99,7 +99,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if (known := known_value(args[0])) is not None:
                 return known
             dtype = args[0].dtype
-            if self.phases and self.phases[-1].name == "forward":
+            if self._is_in("forward"):
                 self.values_read[self._layer()] = None
                 if self._number is None and dtype is not torch.bool:
                     raise SizeFromValue("the number that sets a tensor's size is unknown")
@@ -107,7 +107,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False if dtype is torch.bool else float(number) if dtype.is_floating_point else number
         if func is aten.convolution.default and args[-1] > 1:
             self.has_grouped_convolutions = True
-        if func is aten.add.Tensor and not kwargs and self.phases and self.phases[-1].name == "backward":
+        if func is aten.add.Tensor and not kwargs and not torch.is_grad_enabled() and self._is_in("backward"):
             func, args = _accumulation(*args)
         result = func(*args, **(kwargs or {}))
         if func is aten.native_layer_norm.default and (self._as_cuda or _is_mixed(*args[:3])):
@@ -132,6 +132,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._as_cuda:
                 self._note_buffers(func, args, copies=bool(copied))
         return result
+
+    def _is_in(self, phase: str) -> bool:
+        return bool(self.phases) and self.phases[-1].name == phase
 
     def begin(self, phase: str, step: int) -> None:
         """Record the beginning of a phase of a step."""
@@ -163,8 +166,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record what a kernel allocates after its output, and frees at its end unless it is a workspace of cuBLAS."""
         if not copies and (size_bytes := workspace_bytes(func, args)):
             self._lend((size_bytes, Category.CONVOLUTIONS, WINOGRAD, None))
-        elif func in _ATTENTION_BACKWARD and (size_bytes := attention_bytes(args[1])):
-            self._lend((size_bytes, Category.BUFFERS, CUDNN_ATTENTION, None))
+        elif func in _ATTENTION_BACKWARD:
+            of_cudnn = attention_bytes(args[1])
+            if of_cudnn:
+                self._lend((of_cudnn, Category.BUFFERS, CUDNN_ATTENTION, None))
+            if func is _FLASH_BACKWARD:  # which a device uses instead of cuDNN's, or where cuDNN has none
+                operation = FLASH_ATTENTION if of_cudnn else func.overloadpacket.__name__
+                sizes = flash_buffers(args[1], args[2])
+                self._lend(*((size_bytes, Category.BUFFERS, operation, None) for size_bytes in sizes))
         elif func is aten.sum.dim_IntList and (summed := sum_buffer(args[0], args[1])) is not None:
             self._lend((summed[0], Category.BUFFERS, "sum", summed[1]))
         elif func is aten.native_layer_norm_backward.default:
@@ -199,8 +208,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if args and isinstance(args[0], Tensor) and args[0].device != tensor.device:
             self.add(tensor, Category.BATCH, "", "copy to the device")
         else:
-            in_update = bool(self.phases) and self.phases[-1].name == "optimizer"
-            self.add(tensor, Category.TEMPORARIES, OPTIMIZER if in_update else self._layer(), name)
+            self.add(tensor, Category.TEMPORARIES, OPTIMIZER if self._is_in("optimizer") else self._layer(), name)
 
     def add(self, tensor: Tensor, category: Category, layer: str, operation: str = "") -> None:
         """Record a tensor's storage; without an operation, one that existed before, such as a parameter's."""

@@ -222,6 +222,29 @@ def foreach_optimizers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def autocast_of_cuda_on_cpu() -> Iterator[None]:
+    """Apply `torch.autocast("cuda")` in a model's own code, such as a part without autocast, to tensors of a CPU.
+
+    Relies on the arguments of autocast's constructor, which `torch.cuda.amp.autocast` calls too.
+    """
+    construct, is_enabled = torch.autocast.__init__, torch.is_autocast_enabled
+
+    def construct_for_cpu(self: Any, device_type: str, dtype: Any = None, *arguments: Any, **settings: Any) -> None:
+        if torch.device(device_type).type == "cuda":
+            device_type, dtype = "cpu", dtype if dtype is not None else torch.get_autocast_dtype("cuda")
+        construct(self, device_type, dtype, *arguments, **settings)
+
+    def is_enabled_on_cpu(device_type: str = "cuda") -> bool:
+        return is_enabled("cpu" if torch.device(device_type).type == "cuda" else device_type)
+
+    with (
+        mock.patch.object(torch.autocast, "__init__", construct_for_cpu),
+        mock.patch.object(torch, "is_autocast_enabled", is_enabled_on_cpu),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def without_optimizer_hooks() -> Iterator[None]:
     """Call no global hooks of optimizers. Relies on the two dictionaries of `torch.optim.optimizer` that hold them."""
     with (

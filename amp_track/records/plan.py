@@ -15,7 +15,8 @@ from typing import Any
 
 OPTIMIZER = "(optimizer)"
 """The layer of storages that the optimizer creates, which belong to no layer of the model."""
-BLAS_WORKSPACE, BLAS_LT_WORKSPACE, CUDNN_ATTENTION, WINOGRAD = "cuBLAS", "cuBLASLt", "cuDNN attention", "cuDNN Winograd"
+BLAS_WORKSPACE, BLAS_LT_WORKSPACE, WINOGRAD = "cuBLAS", "cuBLASLt", "cuDNN Winograd"
+CUDNN_ATTENTION, FLASH_ATTENTION = "cuDNN attention", "flash attention"
 """The operations of workspaces whose size depends on the GPU, its libraries, or the choice of cuDNN."""
 LARGEST_SHOWN = 10
 """The number of storages or layers that are listed."""

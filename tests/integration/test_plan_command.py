@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import re
+import sqlite3
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -292,7 +294,9 @@ def test_a_plan_is_compared_with_that_of_another_commit(
     git("add", ".")
     git("commit", "-qm", "a net")
     plan = ("plan", "models/net.py", "--precision", "fp32", "--memory-budget", "64MiB", "--against", "HEAD")
-    assert amp_track(*plan).returncode == 0
+    assert amp_track(*plan, "--track").returncode == 0
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
+        assert store.execute("SELECT COUNT(*) FROM runs").fetchone() == (1,), "not the plan of the earlier revision"
     widths.write_text("WIDTH = 96")  # a module that the target imports
     moved = amp_track(*plan)
     assert moved.returncode == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import importlib
 import logging
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from amp_track.config.job import Job
 from amp_track.memory_plan import cuda_emulation, torch_internals
 from amp_track.memory_plan.fake_step import FakeStep
+from amp_track.memory_plan.gpus import gpu_named
 from amp_track.memory_plan.replay import most_alive_bytes, on_device, predict_peak
 from amp_track.records.errors import AmpTrackError
 from amp_track.records.plan import OPTIMIZER, Category, Kernels, StepTrace
@@ -207,10 +209,43 @@ def test_attention_keeps_no_matrix(precision: str) -> None:
     assert made_by(trace, kernel)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp"])
-def test_attention_without_heads_computes_the_matrix(precision: str) -> None:
-    trace = fake_step(job(), Wide(width=64, depth=1, act="attention-without-heads")).trace(precision, 512)
-    assert max(storage.size_bytes for storage in trace.storages) >= 512 * 512 * 2
+@pytest.mark.parametrize(
+    ("act", "width", "precision", "has_matrix"),
+    [
+        ("attention-without-heads", 64, "fp32", True),
+        ("attention-without-heads", 64, "amp", True),
+        pytest.param("attention", 60, "fp32", True, id="heads of 15 are not aligned"),
+        pytest.param("attention", 60, "amp", False, id="flash attention pads them"),
+        ("attention-by-hand", 64, "amp", True),
+        ("attention-of-groups", 64, "fp32", True),
+        ("attention-of-groups", 64, "amp", False),
+        ("attention-of-smaller-values", 64, "amp", False),
+    ],
+)
+def test_attention_computes_the_matrix_where_no_fused_kernel_runs(
+    act: str, width: int, precision: str, has_matrix: bool
+) -> None:
+    trace = fake_step(job(), Wide(width=width, depth=1, act=act)).trace(precision, 512)
+    assert (max(storage.size_bytes for storage in trace.storages) >= 512 * 512 * 2) == has_matrix
+
+
+@pytest.mark.parametrize(("gpu", "size_bytes"), [("RTX 4090", 4 * 512 * 32 * 4), ("H200", 4 * 512 * 17 * 4 + 256)])
+def test_the_gradient_of_attention_is_summed_in_float32(gpu: str, size_bytes: int) -> None:
+    trace = fake_step(job(), Wide(width=64, depth=1, act="attention")).trace("amp", 512)
+    kernels = dataclasses.replace(gpu_named(gpu).kernels(), uses_cudnn_attention=gpu == "H200")
+    sizes = [each.size_bytes for each in on_device(trace, kernels).storages if each.operation.endswith(" attention")]
+    assert max(sizes) == size_bytes
+
+
+@pytest.mark.parametrize("precision", ["amp", "bf16"])
+def test_a_part_without_autocast_is_in_float32(precision: str) -> None:
+    trace = fake_step(job(), Wide(width=64, depth=1, act="island")).trace(precision, 128)
+    assert 128 * 64 * 4 in made_by(trace, "sigmoid")
+
+
+def test_sums_that_a_checkpoint_computes_again_are_no_gradients() -> None:
+    trace = fake_step(job(), Wide(width=64, depth=1, act="recomputes")).trace("fp32", 128)
+    assert [each.operation for each in trace.storages].count("add") == 2
 
 
 @pytest.mark.parametrize("precision", ["amp", "bf16"])

@@ -128,6 +128,15 @@ def test_workspaces_have_the_size_of_the_device() -> None:
     assert sizes == [MIB, 9]
 
 
+def test_a_way_of_single_samples_which_batch_norm_rejects_is_not_traced() -> None:
+    traced: list[int] = []
+    prediction = Prediction(traced_by(on_a_line([MIB]), traced))
+    prediction.max_batch(target(64 * MIB), most=MOST)
+    way = prediction.way_to(7, 5, 64 * MIB)
+    assert way is not None and (way.micro_batch, way.grad_accum) == (1, 7)
+    assert 1 not in traced
+
+
 def test_a_way_is_a_batch_that_fits_even_where_smaller_ones_do_not() -> None:
     prediction = Prediction(traced_by(on_a_line(PER_SAMPLE), []))
     way = prediction.way_to(312, 163, 291 * MIB)

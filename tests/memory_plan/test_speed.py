@@ -53,6 +53,14 @@ def test_it_is_that_of_a_trace_at_this_batch_size(batch_size: int) -> None:
     assert samples_per_second(step_at, batch_size, GPU) == pytest.approx(batch_size / seconds_per_step(trace, GPU))
 
 
+def test_a_single_sample_which_batch_norm_rejects_is_not_traced() -> None:
+    def at_two_or_more(batch_size: int) -> StepTrace:
+        assert batch_size > 1
+        return step_at(batch_size)
+
+    assert samples_per_second(at_two_or_more, 1, GPU) == pytest.approx(samples_per_second(step_at, 1, GPU))
+
+
 def test_accumulated_batches_are_samples_too() -> None:
     def twice(batch_size: int) -> StepTrace:
         return dataclasses.replace(step_at(batch_size), samples=2 * batch_size)

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from amp_track import Workload
 
@@ -75,6 +77,27 @@ def between(x: Tensor, act: str) -> Tensor:
         case "attention":
             heads = x.view(1, 4, -1, x.shape[-1] // 4)
             return nn.functional.scaled_dot_product_attention(heads, heads, heads).reshape(x.shape)
+        case "attention-by-hand":
+            heads = x.view(1, 4, -1, x.shape[-1] // 4)
+            with sdpa_kernel(SDPBackend.MATH):
+                return nn.functional.scaled_dot_product_attention(heads, heads, heads).reshape(x.shape)
+        case "attention-of-groups":
+            heads = x.view(1, 4, -1, x.shape[-1] // 4)
+            fewer = heads[:, :2].contiguous()
+            return nn.functional.scaled_dot_product_attention(heads, fewer, fewer, enable_gqa=True).reshape(x.shape)
+        case "attention-of-smaller-values":
+            heads = x.view(1, 4, -1, x.shape[-1] // 4)
+            found = nn.functional.scaled_dot_product_attention(heads, heads, heads[..., :8].contiguous())
+            return x + found.repeat_interleave(heads.shape[-1] // 8, -1).reshape(x.shape)
+        case "island":  # the way out that torch's error about autocast names
+            with torch.autocast("cuda", enabled=False):
+                assert not torch.is_autocast_enabled()
+                target = torch.zeros_like(x, dtype=torch.float32)
+                return x + nn.functional.binary_cross_entropy(x.float().sigmoid(), target)
+        case "recomputes":
+            made = checkpoint(lambda y: (y.sin() + y.cos()).tanh(), x, use_reentrant=False)
+            assert isinstance(made, Tensor)
+            return made
         case "attention-without-heads":
             tokens = x[None]
             return nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)[0]
