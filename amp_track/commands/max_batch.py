@@ -302,6 +302,7 @@ def result_of(
         recommended_bytes=sampler.goal.recommended_bytes,
         headroom_bytes=sampler.goal.headroom_bytes,
         multiple_of=options.multiple_of,
+        grad_accum=probe_jobs.accumulation_of(session),
         effective_batch_size=options.effective_batch_size,
         plan_seconds=sampler.goal.forecasts.seconds if sampler.goal.forecasts is not None else None,
     )

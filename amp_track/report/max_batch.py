@@ -284,7 +284,7 @@ def confirmation_notes(result: MaxBatchResult) -> list[str]:
 def _has_one_full_step(result: MaxBatchResult, found: PrecisionResult) -> bool:
     """Return whether the confirmation run had one step of full batches, and at most a smaller one after it."""
     steps = found.confirmation.steps if found.confirmation is not None else 0
-    step_samples = found.max_batch.batch_size * result.asked.nproc * result.asked.grad_accum
+    step_samples = found.max_batch.batch_size * result.asked.nproc * result.grad_accum
     has_smaller_step = steps == found.epoch_steps == 2 and 2 * step_samples > (result.training_samples or 0) > 0
     return steps == 1 or has_smaller_step
 

@@ -189,6 +189,8 @@ class MaxBatchResult(Shown):
     workload_batch_size: int | None = None
     """The workload's own batch size; None for a function or a command."""
     multiple_of: int = 1
+    grad_accum: int = 1
+    """The batches that a step of the probes and of the confirmation run accumulates."""
     effective_batch_size: int | None = None
     plan_seconds: float | None = field(default=None, compare=False)
     """The time that the memory plan took; None if none was needed."""

@@ -189,8 +189,9 @@ def test_a_max_batch_that_a_single_step_confirms_has_a_note() -> None:
     said = f"Only one full optimizer step confirms the max batch (amp at batch {batch})"
     assert any(said in line for line in notes)
     two = dataclasses.replace(amp, confirmation=dataclasses.replace(amp.confirmation, steps=2), epoch_steps=2)
-    for samples, is_said in ((amp.max_batch.batch_size + 1, True), (2 * amp.max_batch.batch_size, False)):
-        found = dataclasses.replace(FIT, precisions={"amp": two}, training_samples=samples)
+    of_two = 2 * amp.max_batch.batch_size
+    for samples, accumulated, is_said in ((of_two - 1, 1, True), (of_two, 1, False), (of_two, 2, True)):
+        found = dataclasses.replace(FIT, precisions={"amp": two}, training_samples=samples, grad_accum=accumulated)
         assert any(said in line for line in max_batch_notes(found)) is is_said, "the second step is a smaller one"
 
 
