@@ -60,12 +60,25 @@ def max_batch(request: Request, *, runner: Runner | None = None) -> MaxBatchResu
 
 
 def _known_supports(studies: Studies) -> dict[str, Support]:
-    """Return what the same command has found out before about the precisions of a study. One that failed runs again."""
-    study = studies.existing("max-batch") if studies.session.request.stores.optuna.exists() else None
-    known = study_manifest.stored(study) if study is not None else None
-    if known is None or known.max_batch_options.precisions != studies.session.request.max_batch_options.precisions:
+    """Return what the same command has found out before about the precisions of a study.
+
+    One that failed runs again, and so does one with a caution, which may have been named by another command.
+    """
+    request = studies.session.request
+    asked, study = request.max_batch_options.precisions, None
+    if request.stores.optuna.exists():
+        study = studies.existing("max-batch")
+    manifest = study_manifest.stored(study) if study is not None else None
+    if manifest is None or manifest.max_batch_options.precisions != asked:
         return {}
-    return {name: support for name, support in known.inspection.precisions if not support.reason.startswith(_FAILED)}
+    known = {
+        name: support
+        for name, support in manifest.inspection.precisions
+        if not support.reason.startswith(_FAILED) and not (support.has_caution and asked is None)
+    }
+    if "tf32" not in known:  # which is compared with fp32
+        known.pop(REFERENCE, None)
+    return known
 
 
 def _try_out(session: Session, known: Mapping[str, Support]) -> Session:

@@ -109,6 +109,8 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
         if not job_result.fits:
             raise NothingFits(why_it_does_not_fit(session, job, job_result), result=result.as_json())
         return result
+    except NothingFits:
+        raise
     except (Exception, KeyboardInterrupt):  # such as a crash, the time limit or a full disk
         stores = session.request.stores
         if run.has_checkpoint and stores.mlflow.exists():

@@ -223,23 +223,25 @@ def foreach_optimizers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def autocast_of_cuda_on_cpu() -> Iterator[None]:
-    """Apply `torch.autocast("cuda")` in a model's own code, such as a part without autocast, to tensors of a CPU.
+    """Let a model's code ask for the autocast of CUDA, and leave it, though its tensors are a CPU's.
 
-    Relies on the arguments of autocast's constructor, which `torch.cuda.amp.autocast` calls too.
+    Blocks that enable it change nothing: the step's own autocast casts as on CUDA. Relies on the arguments of
+    autocast's constructor, which `torch.cuda.amp.autocast` calls too.
     """
-    construct, is_enabled = torch.autocast.__init__, torch.is_autocast_enabled
+    construct, is_enabled, dtype_of = torch.autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
 
-    def construct_for_cpu(self: Any, device_type: str, dtype: Any = None, *arguments: Any, **settings: Any) -> None:
-        if torch.device(device_type).type == "cuda":
-            device_type, dtype = "cpu", dtype if dtype is not None else torch.get_autocast_dtype("cuda")
-        construct(self, device_type, dtype, *arguments, **settings)
+    def on_cpu(device_type: str) -> str:
+        return "cpu" if torch.device(device_type).type == "cuda" else device_type
 
-    def is_enabled_on_cpu(device_type: str = "cuda") -> bool:
-        return is_enabled("cpu" if torch.device(device_type).type == "cuda" else device_type)
+    def construct_for_cpu(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        construct(self, device_type if enabled else on_cpu(device_type), dtype, enabled, cache_enabled)
 
     with (
         mock.patch.object(torch.autocast, "__init__", construct_for_cpu),
-        mock.patch.object(torch, "is_autocast_enabled", is_enabled_on_cpu),
+        mock.patch.object(torch, "is_autocast_enabled", lambda device_type="cuda": is_enabled(on_cpu(device_type))),
+        mock.patch.object(torch, "get_autocast_dtype", lambda device_type: dtype_of(on_cpu(device_type))),
     ):
         yield
 

@@ -29,7 +29,6 @@ from amp_track.training.devices import cgroup
 from amp_track.workers import processes
 
 _FORECAST_SECONDS = 30.0
-_MEASURED_STEPS = 20
 _PLANNED_PRECISIONS = 3
 """The number of precisions that allocate differently."""
 _LAST_LINES = 20
@@ -108,11 +107,9 @@ class JobRunner:
     def measure(self, job: Job) -> JobResult:
         """Run a job without a limit, and return the result, measured by the meter of its budget.
 
-        Of a job with a number of steps at most 20 run: memory may grow over the first ones. Any other is probed.
+        Only a job with a number of steps runs as it is: memory may grow over its steps. Any other is probed.
         """
-        if job.probe or job.steps is None:
-            return self._run_all_ranks("measure", dataclasses.replace(job, probe=True))
-        return self._run_all_ranks("measure", dataclasses.replace(job, steps=min(job.steps, _MEASURED_STEPS)))
+        return self._run_all_ranks("measure", dataclasses.replace(job, probe=job.probe or job.steps is None))
 
     def dtypes(self, job: Job) -> DtypesReport | JobResult:
         """Return the dtypes of the operations in the model of a resolved job, or the JobResult of a failure."""

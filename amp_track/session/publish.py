@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from amp_track._version import __version__
 from amp_track.memory_plan.snapshot import snapshot
-from amp_track.records.errors import AmpTrackError
 from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.report import plan, plots, progress
 from amp_track.report.curves import Curves
@@ -94,24 +93,30 @@ def keep_max_batches(tracked_study: TrackedStudy, result: MaxBatchResult) -> Non
 def _keep_search(result: SearchResult, parent: Run) -> None:
     rows = [trial.as_json() | {"optimizer_steps": trial.job_result.optimizer_steps} for trial in result.trials]
     parent.table("trials.json", rows)
-    with processes.scratch_folder() as folder, _left_out_if_it_fails(SEARCH_PLOT):
-        plots.draw_search(result, folder / SEARCH_PLOT)
-        parent.artifact(folder / SEARCH_PLOT)
+    with processes.scratch_folder() as folder:
+        with _left_out_if_it_fails(file := folder / SEARCH_PLOT):
+            plots.draw_search(result, file)
+        if file.exists():
+            parent.artifact(file)
 
 
 def _keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> bool:
     """Store table and plots of a comparison. Return whether there is a plot."""
     parent.table("compare.json", [result.row(cell) for cell in result.cells])
     of_workload, is_drawn = {}, False
-    with processes.scratch_folder() as folder, _left_out_if_it_fails(COMPARE_PLOT):
-        if is_drawn := plots.draw_compare(result, folder / COMPARE_PLOT):
-            parent.artifact(folder / COMPARE_PLOT)
+    with processes.scratch_folder() as folder:
+        with _left_out_if_it_fails(file := folder / COMPARE_PLOT):
+            is_drawn = plots.draw_compare(result, file)
+        if is_drawn:
+            parent.artifact(file)
         for cell in result.cells:  # of the first seed's training
             run_id = cell.trainings[0].run_id
             (folder / run_id).mkdir(exist_ok=True)
             of_workload[cell.value, cell.precision] = tracker.fetch_plots(run_id, folder / run_id)
         side_by_side = folder / "side-by-side.png"
-        if plots.draw_side_by_side(result, of_workload, side_by_side):
+        with _left_out_if_it_fails(side_by_side):
+            plots.draw_side_by_side(result, of_workload, side_by_side)
+        if side_by_side.exists():
             parent.artifact(side_by_side)
     return is_drawn
 
@@ -122,7 +127,7 @@ def keep_page(result: Result, parent: Run, *, ui: str) -> str:
     Return the path of the HTML page; "" if it could not be rendered.
     """
     texts = {}
-    with _left_out_if_it_fails(_PAGE):
+    with _left_out_if_it_fails(Path(_PAGE)):
         page = page_of(result)
         texts = {_PAGE: page_html(page, ui=ui), "report.md": page_markdown(page, ui=ui)}
     if not texts:
@@ -134,14 +139,12 @@ def keep_page(result: Result, parent: Run, *, ui: str) -> str:
 
 
 @contextmanager
-def _left_out_if_it_fails(file: str) -> Iterator[None]:
-    """Print a line if the block fails: a defect of a page or a plot must not lose the result of a search."""
+def _left_out_if_it_fails(file: Path) -> Iterator[None]:
+    """Print a line if a file cannot be made: a defect of a page or a plot must not lose the result of a search."""
     try:
         yield
-    except AmpTrackError:  # such as a store that does not answer
-        raise
     except Exception as error:
-        progress.say(f"cannot make {file} ({type(error).__name__}: {error}). Please report this bug.")
+        progress.say(f"cannot make {file.name} ({type(error).__name__}: {error}). Please report this bug.")
 
 
 def page_of_run(parent: Run) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # imported late: mlflow takes a second
     from amp_track.tracking import Tracker
 
 _LONG_SECONDS = 30.0
+_MEASURED_STEPS = 20
 
 
 class Runner(Protocol):
@@ -148,7 +149,8 @@ class Session:
         """Return the smallest memory budget that a job fits, in bytes; None if it has none, or fails without."""
         if job.memory_budget_bytes is None:
             return None
-        job_result = self.runner.measure(job)
+        steps = min(job.steps, _MEASURED_STEPS) if job.steps is not None else None  # over which memory may grow
+        job_result = self.runner.measure(dataclasses.replace(job, steps=steps))
         return job_result.peak_bytes if job_result.fits else None
 
 

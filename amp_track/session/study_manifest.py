@@ -96,17 +96,18 @@ def keep(tracked_study: TrackedStudy, command: Command, *, compared: Mapping[str
 
 
 def _with_precisions_of(known: Remembered, new: Remembered) -> Remembered:
-    """Return a new manifest with the precisions that only an earlier command has asked for."""
+    """Return a new manifest with the precisions that only an earlier command has searched or left out."""
     asked, before = new.max_batch_options.precisions, known.max_batch_options.precisions
-    if asked is None:
-        return dataclasses.replace(new, precisions=_either(known.precisions, new.precisions))
-    found = dict(known.inspection.precisions) | {name: new.inspection.support(name) for name in asked}
+    supports = dict(known.inspection.precisions)
+    for name, support in new.inspection.precisions:
+        was_searched = name in new.precisions or name not in known.precisions
+        if was_searched if asked is None else name in asked:
+            supports[name] = support
+    both = _either(asked, before) if asked is not None and before is not None else None
     return dataclasses.replace(
         new,
-        max_batch_options=dataclasses.replace(
-            new.max_batch_options, precisions=_either(before, asked) if before is not None else None
-        ),
-        inspection=dataclasses.replace(new.inspection, precisions=tuple(found.items())),
+        max_batch_options=dataclasses.replace(new.max_batch_options, precisions=both),
+        inspection=dataclasses.replace(new.inspection, precisions=tuple(supports.items())),
         precisions=_either(known.precisions, new.precisions),
     )
 

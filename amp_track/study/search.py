@@ -189,9 +189,13 @@ def _leave_to_others(number: int, begun: Sequence[FrozenTrial], *, wanted: int) 
         raise optuna.TrialPruned("another search worker is training the last trial")
 
 
-def trainings(study: optuna.Study) -> tuple[list[TrialRow], list[int]]:
-    """Return the finished trials of a study, and the numbers of those on the Pareto front."""
-    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+def trainings(study: optuna.Study, job_timeout_seconds: float | None) -> tuple[list[TrialRow], list[int]]:
+    """Return the finished trials of a study, without those that a longer --job-timeout makes again.
+
+    With them, return the numbers of those on the Pareto front.
+    """
+    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    finished = [trial for trial in trials if not storage.was_given_up_sooner(trial, job_timeout_seconds)]
     rows = [
         TrialRow(
             number=trial.number,

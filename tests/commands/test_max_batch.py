@@ -96,8 +96,13 @@ def test_what_is_known_of_a_function_is_not_tried_out_again() -> None:
     assert (again, tried) == (first, ["amp"]), "what failed may work now"
     assert searched("fp32")[1] == ["fp32"], "another question is tried out"
     assert searched()[1] == ["amp"], "and hides nothing of the first"
-    mended, tried = searched(fails_at_amp=False)
-    assert (set(mended.max_batch), set(tried)) == ({"fp32", "amp"}, {"amp"})
+    named, _ = searched("bf16")
+    assert named.cautions == {"bf16": IN_FLOAT32}
+    found, tried = searched()
+    assert (set(found.max_batch), set(tried)) == ({"fp32"}, {"amp", "bf16"}), "unless it is named, it is left out"
+    assert IN_FLOAT32 in Path(found.report).read_text(), "but the page has all"
+    repaired, _ = searched(fails_at_amp=False)
+    assert set(repaired.max_batch) == {"fp32", "amp"}
 
 
 def test_a_function_that_computes_at_tf32_as_at_fp32_is_measured_once() -> None:

@@ -90,6 +90,7 @@ def between(x: Tensor, act: str) -> Tensor:
             found = nn.functional.scaled_dot_product_attention(heads, heads, heads[..., :8].contiguous())
             return x + found.repeat_interleave(heads.shape[-1] // 8, -1).reshape(x.shape)
         case "island":  # the way out that torch's error about autocast names
+            assert torch.is_autocast_enabled() and torch.get_autocast_dtype("cuda") is x.dtype
             with torch.autocast("cuda", enabled=False):
                 assert not torch.is_autocast_enabled()
                 target = torch.zeros_like(x, dtype=torch.float32)

@@ -259,13 +259,6 @@ def test_the_limit_and_the_meter_agree(runner: JobRunner) -> None:
     assert within_and_below(runner, "fp32", 512) == ("fits", "oom")
 
 
-def test_what_a_long_training_needs_is_measured_in_a_few_steps(runner: JobRunner) -> None:
-    job = Job(workload=DIGITS, precision="fp32", batch_size=16, steps=10**6, memory_budget_bytes=100 * MEBIBYTE)
-    measured = runner.measure(resolve(job, runner.inspect(job)))
-    assert measured.fits
-    assert measured.steps == 20
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_they_agree_whatever_the_threads(tmp_path: Path, threads: str) -> None:

@@ -7,14 +7,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from simulated import SimulatedRunner
-from support import request
+from support import DIGITS, MEBIBYTE, request
 
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.records.errors import BadInput
+from amp_track.records.result import JobResult
 from amp_track.session import session
 
 
@@ -65,3 +67,19 @@ def test_an_inspection_that_takes_long_says_what_is_waited_for(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{__file__}: still importing")
     assert advice in line
+
+
+@pytest.mark.usefixtures("clean_folder")
+def test_what_a_long_training_needs_is_measured_in_a_few_steps() -> None:
+    class Measuring(SimulatedRunner):
+        steps: ClassVar[list[int | None]] = []
+
+        def measure(self, job: Job) -> JobResult:
+            self.steps.append(job.steps)
+            return super().measure(job)
+
+    job = Job(workload=DIGITS, steps=10**6, precision="fp32", batch_size=64, memory_budget_bytes=MEBIBYTE)
+    prepared = session.Session.prepare(request(job), ("fp32",), runner=Measuring(), uses_stores=False)
+    for steps in (10**6, 3, None):
+        assert prepared.bytes_needed(dataclasses.replace(prepared.job, steps=steps))
+    assert Measuring.steps == [20, 3, None]

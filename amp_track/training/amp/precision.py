@@ -122,7 +122,8 @@ class _OlderSettings:
     def read(cls) -> _OlderSettings:
         matmul = cudnn = None
         with contextlib.suppress(RuntimeError), _no_advice():
-            matmul = torch.get_float32_matmul_precision()
+            matmul = "high" if torch.backends.cuda.matmul.allow_tf32 else "highest"
+            matmul = torch.get_float32_matmul_precision()  # which raises if only a CPU's setting disagrees
         with contextlib.suppress(RuntimeError), _no_advice():
             cudnn = torch.backends.cudnn.allow_tf32
         return cls(matmul=matmul, cudnn_allows_tf32=cudnn)
