@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job, JobFolder
+from amp_track.config.precisions import AUTO, REFERENCE
 from amp_track.config.torchrun import Launch
 from amp_track.records.errors import AgentLost, AmpTrackError, BadInput
 from amp_track.records.events import Event
@@ -244,6 +245,8 @@ class DistributedRunner(JobRunner):
             TargetFailed: loading the data of the workload failed.
         """
         events: list[Event] = []
+        if job.precision == AUTO:  # which the devices decide: an inspection needs none
+            job = dataclasses.replace(job, precision=REFERENCE)
         by_rank = self._on_all_ranks("inspect", job, events.append)
         for index, result in by_rank.items():
             if isinstance(result, JobResult):  # None for ranks that were killed because of it

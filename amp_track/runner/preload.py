@@ -43,7 +43,10 @@ def _look_here_last() -> None:
             del os.environ["PYTHONPATH"]
         if not others or first not in map(os.path.abspath, others.split(os.pathsep)):  # Python has listed it once
             sys.path.remove(first)
-    here = ("", os.getcwd())
+    try:
+        here = ("", os.getcwd())
+    except FileNotFoundError:  # the folder was deleted
+        return
     sys.path.sort(key=lambda folder: folder in here)  # stable: the order of the others stays
 
 

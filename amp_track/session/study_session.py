@@ -9,12 +9,13 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from amp_track.config.cli_params import Affects, flags_of
 from amp_track.config.job import Job
+from amp_track.records.errors import StoreFailed
 from amp_track.records.units import format_bytes
 from amp_track.report import progress
 from amp_track.session.probe_jobs import MOST_EPOCHS
@@ -195,10 +196,11 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
             yield TrackedStudy(studies.session, studies, study, tracker, parent, plots)
         except KeyboardInterrupt:
             progress.say("the same command resumes where it stopped")
-            if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
-                stores = studies.session.request.stores
-                words = ["amp-track", "report", shlex.quote(studies.name), *stores.flags]
-                progress.say(f"what is known so far: {' '.join(words)}")
+            with suppress(StoreFailed):  # the interrupt may have ended the wait for the database
+                if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
+                    stores = studies.session.request.stores
+                    words = ["amp-track", "report", shlex.quote(studies.name), *stores.flags]
+                    progress.say(f"what is known so far: {' '.join(words)}")
             raise
 
 

@@ -58,4 +58,3 @@ def test_an_integration_is_identified_by_the_users_files(runner: JobRunner, monk
     found = runner.inspect(job)
     assert found.workload_imports is not None
     assert any(name.endswith("transformers_trainer.py") for name in found.workload_imports)
-    assert not found.support("amp").supported

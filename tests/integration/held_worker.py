@@ -17,7 +17,7 @@ from support import write_without_waiting_for_the_disk
 
 from amp_track import cli
 from amp_track.config.job import Job, JobFolder
-from amp_track.records.events import Event
+from amp_track.records.events import Event, Launched
 from amp_track.records.result import JobResult
 from amp_track.session import session
 from amp_track.study import database
@@ -34,12 +34,20 @@ class HeldJobRunner(SimulatedRunner):
 
     def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
         number = len(self.jobs)
+
+        def held(event: Event) -> None:
+            on_event(event)
+            if isinstance(event, Launched):  # the job has its run
+                self._hold(number)
+
+        return super().run(job, held, folder=folder)
+
+    def _hold(self, number: int) -> None:
         if number in self.holds:
             Path(f"{self.name}.holds.{number}").touch()
             while not Path(f"{self.name}.goes.{number}").exists():
                 interrupts.sleep(0.02)
         interrupts.sleep(self.seconds)
-        return super().run(job, on_event, folder=folder)
 
 
 def main(name: str, holds: str, seconds: str, times: str, *arguments: str) -> None:

@@ -23,7 +23,7 @@ from benchmarks.servers import Server, relay, running_server
 pytestmark = pytest.mark.nightly
 
 FIT = ["max-batch", DIGITS, "--memory-budget", "64MiB", "--precision", "fp32", "--study", "on-a-server"]
-TRAIN = ["train", str(WORKLOADS / "small_mlp.py"), "--precision", "fp32", "--steps", "400", "--checkpoint-every", "50"]
+TRAIN = ["train", str(WORKLOADS / "small_mlp.py"), "--precision", "fp32", "--checkpoint-every", "50", "--steps"]
 OUTBOX = Path("amp_track-outbox")
 
 
@@ -102,14 +102,14 @@ def test_with_json_nothing_but_the_object_is_on_stdout(server: Server) -> None:
 
 def test_a_password_is_shown_and_kept_nowhere(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address.replace("//", "//me:not-for-all@"))
-    with started(*TRAIN, "--steps", "100000") as train:
+    with started(*TRAIN, "100000") as train:
         said = read_until(train, "epoch 1")
         server.kill()
         said += read_until(train, "accepts no records now")
         train.kill()
     assert list(OUTBOX.glob("*/outbox.db")), "something waits"
     server.start()
-    said += done(*TRAIN)
+    said += done(*TRAIN, "400")
     server.kill()
     assert "me:***@" in said
     assert "not-for-all" not in said
@@ -138,7 +138,7 @@ def test_a_server_that_is_killed_and_comes_back_has_every_record_once(server: Se
 
 def test_what_a_command_could_not_deliver_the_next_one_does(server: Server) -> None:
     """The checkpoints of a training too: it is resumed from the last one."""
-    with started(*TRAIN, "--tracking-uri", server.address) as train:
+    with started(*TRAIN, "400", "--tracking-uri", server.address) as train:
         read_until(train, "epoch 1")
         server.kill()
         assert train.stdout is not None
@@ -176,7 +176,7 @@ def test_the_runs_of_a_command_that_was_killed_with_its_server_are_ended(server:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_an_interrupt_does_not_wait_for_a_server_that_is_gone(server: Server, number: signal.Signals) -> None:
-    with started(*TRAIN, "--steps", "100000", "--tracking-uri", server.address) as train:
+    with started(*TRAIN, "100000", "--tracking-uri", server.address) as train:
         read_until(train, "epoch 1")
         server.kill()
         read_until(train, "accepts no records now")

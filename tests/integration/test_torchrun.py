@@ -69,10 +69,13 @@ def test_the_max_batch_is_that_of_as_many_processes_on_one_machine(
 
 @pytest.mark.slow
 def test_a_rank_out_of_memory_is_a_result_and_no_command_listens() -> None:
-    """torchrun ends all commands when one fails; and its address is one that other machines may reach."""
+    """torchrun ends all commands when one fails; and its address is one that other machines may reach.
+
+    The devices choose the precision.
+    """
     listening, address = [], torchrun_groups.address_of_this_machine()
     with torchrun_groups.started(
-        "train", PARALLEL, "--precision", "fp32", "--batch-size", "2", "--memory-budget", "256MiB",
+        "train", PARALLEL, "--batch-size", "2", "--memory-budget", "256MiB",
         "--set", "fault=oom", "--set", "faulty_rank=1", per_machine=1, address=address,
     ) as groups:  # fmt: skip
         while any(process.poll() is None for process in groups.processes):
