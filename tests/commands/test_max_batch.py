@@ -70,6 +70,7 @@ def test_fp32_that_computes_in_16_bits_has_a_caution_and_counts_as_left_beside_c
     assert found.skipped.keys() == {"amp", "bf16", "tf32"}
 
 
+@pytest.mark.slow
 def test_what_is_known_of_a_function_is_not_tried_out_again() -> None:
     @dataclass
     class Function(SimulatedRunner):

@@ -61,6 +61,7 @@ def test_max_batch_after_a_search_does_not_hide_its_trainings(precisions: tuple[
     assert dataclasses.replace(reported(), limits=searched.limits) == searched
 
 
+@pytest.mark.slow
 def test_fewer_precisions_later_hide_nothing_of_a_study() -> None:
     found = max_batch(asked(max_batch_size=64), runner=SimulatedRunner())
     page = Path(found.report).read_text()

@@ -128,7 +128,8 @@ def test_a_metric_that_is_not_finite_cannot_win() -> None:
     assert result.pareto == ()
 
 
-@pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, 2])
 def test_trainings_given_up_are_tried_again_with_more_time(seeds: int) -> None:
     def hangs(job: Job) -> JobResult | None:
         slow = not job.worst_batch and job.precision == "bf16" and job.job_timeout_seconds == 1.0
