@@ -1,5 +1,6 @@
 """Each fault once, in real processes: nothing is lost. `make faults` tries them in every phase of every command."""
 
+import json
 import random
 from collections.abc import Callable
 
@@ -38,7 +39,7 @@ def test_nothing_is_lost(
     place = Place(tmp_path_factory.mktemp("f"))  # a socket's path may be no longer than 107 characters
     row = case.attempt(fault, Case(work, moment, seed=0, place=place), normal(work))
     assert row["has_struck"]
-    assert "detail" not in row, row
+    assert "detail" not in row, json.dumps(row, indent=1)
 
 
 def test_a_name_stands_for_one_fault_and_each_has_a_sentence() -> None:
