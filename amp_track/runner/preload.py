@@ -43,10 +43,7 @@ def _look_here_last() -> None:
             del os.environ["PYTHONPATH"]
         if not others or first not in map(os.path.abspath, others.split(os.pathsep)):  # Python has listed it once
             sys.path.remove(first)
-    try:
-        here = ("", os.getcwd())
-    except FileNotFoundError:  # the folder was deleted
-        return
+    here = ("", os.getcwd())
     sys.path.sort(key=lambda folder: folder in here)  # stable: the order of the others stays
 
 
@@ -77,6 +74,8 @@ def _import_beside_the_first_process(modules: Sequence[str]) -> None:
         global failure
         if len(left) > 1 or not _has_child():  # else multiprocessing reports the end of the process too late
             failure = failure or import_required([left.pop(0)])
+            if failure:
+                _end_without_a_folder()
         if left:
             signal.setitimer(signal.ITIMER_REAL, _POLL_SECONDS)
         else:
@@ -109,12 +108,21 @@ def _run_leading_imports() -> None:
             return
 
 
+def _end_without_a_folder() -> None:
+    """End this process if its working folder was deleted: Python imports nothing then. The next job starts another."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os._exit(1)
+
+
 def _preload() -> None:
     """Run the imports of the workload, then import the modules that every job needs if the workload allows it."""
     global failure, is_left_to_jobs
     # A terminal sends Ctrl-C to this process, which would print a traceback. It ends with its parent instead.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # it was blocked while Python started
+    _end_without_a_folder()
     _look_here_last()
     command = os.getppid()  # while imports run, which may hang, nobody reads the pipe that tells of the command's end
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0) if os.getppid() != command else None)
@@ -130,6 +138,8 @@ def _preload() -> None:
     inspects = os.environ.pop(fork_server.INSPECTS_VARIABLE, "")
     if not is_left_to_jobs:
         failure = import_required(fork_server.REQUIRED_MODULES) if inspects else import_required()
+    if failure:
+        _end_without_a_folder()
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     if inspects and not is_left_to_jobs:

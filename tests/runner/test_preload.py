@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 import pytest
-from support import FAULTS, ROOT
+from support import DIGITS, FAULTS, ROOT
 
 
 def run(
@@ -283,3 +283,27 @@ def test_jobs_run_the_package_of_their_command_and_not_an_installed_copy(tmp_pat
         env=environment | {"PYTHONPATH": str(installed)},
     )  # fmt: skip
     assert "of the installed copy" not in done.stderr + done.stdout
+
+
+@pytest.mark.slow
+def test_a_server_whose_folder_was_deleted_is_replaced(tmp_path: Path) -> None:
+    script = f"""
+import os, shutil
+from amp_track.config.job import Job
+from amp_track.runner.runner import JobRunner
+if __name__ == "__main__":
+    runner = JobRunner({DIGITS!r})
+    for name in ("first", "second"):
+        os.mkdir(name)
+        os.chdir(name)
+        if name == "first":
+            runner.start(inspects=True)  # which imports torch for a second
+            shutil.rmtree(os.getcwd())
+            os.chdir({str(tmp_path)!r})
+    print(runner.inspect(Job(workload={DIGITS!r}, device="cpu")).workload_name)
+"""
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    done = subprocess.run([sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "Digits\n"), done.stderr
+    assert "Traceback" not in done.stderr
