@@ -100,8 +100,8 @@ def _with_precisions_of(known: Remembered, new: Remembered) -> Remembered:
     asked, before = new.max_batch_options.precisions, known.max_batch_options.precisions
     supports = dict(known.inspection.precisions)
     for name, support in new.inspection.precisions:
-        was_searched = name in new.precisions or name not in known.precisions
-        if was_searched if asked is None else name in asked:
+        is_newer = name in asked if asked is not None else name in new.precisions or name not in known.precisions
+        if is_newer:
             supports[name] = support
     both = _either(asked, before) if asked is not None and before is not None else None
     return dataclasses.replace(
