@@ -64,10 +64,7 @@ def _known_supports(studies: Studies) -> dict[str, Support]:
 
     One that failed runs again, and so does one with a caution, which may have been named by another command.
     """
-    request = studies.session.request
-    asked, study = request.max_batch_options.precisions, None
-    if request.stores.optuna.exists():
-        study = studies.existing("max-batch")
+    asked, study = studies.session.request.max_batch_options.precisions, studies.existing("max-batch")
     manifest = study_manifest.stored(study) if study is not None else None
     if manifest is None or manifest.max_batch_options.precisions != asked:
         return {}
@@ -147,14 +144,15 @@ def max_batch_in(
     """Find the max batches of a prepared session, in a separate study; with `recommends` also time some batches."""
     study, sampler = open_study(studies, recommends=recommends)
     with tracked(studies, study, tracker, given_run_id=given_run_id) as tracked_study:
-        known, stores = study_manifest.keep(tracked_study, "max-batch"), studies.session.request.stores
+        known = study_manifest.keep(tracked_study, "max-batch")
         limit_seconds = studies.session.request.search_options.time_limit_seconds
         result = find_max_batches(tracked_study, sampler, limit_seconds=limit_seconds)
         if known.command == "search":  # the page of a search has more
             return dataclasses.replace(result, report=publish.page_of_run(tracked_study.parent))
         whole = result
         if known.precisions != studies.session.precisions:  # an earlier command has searched others
-            whole = stored_result(known.session(stores), study, studies.free_bytes(study), run=tracked_study.run)
+            whole_session = known.session(studies.session.request.stores)
+            whole = stored_result(whole_session, study, studies.free_bytes(study), run=tracked_study.run)
         return dataclasses.replace(result, report=publish.publish(tracked_study, whole, "max-batch"))
 
 

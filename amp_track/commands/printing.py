@@ -99,7 +99,7 @@ def _study_blocks(result: Any, request: Request) -> Iterator[str | Table]:
         yield f"… and {counted(more, 'more note')} in the report"
     yield f"Report of study {study}: {page}"
     yield "Open it with:"
-    yield f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *stores.flags])}"
+    yield f"  {stores.command(_program('amp-track'), 'ui', shlex.quote(study))}"
     yield ""
     command = said.command
     if command is not None and command.startswith("amp-track "):  # not of the user's own function or script

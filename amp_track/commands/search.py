@@ -80,8 +80,7 @@ def result_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> Search
 
     session, options = studies.session, studies.session.request.search_options
     trained = studies.existing("train")
-    limit_seconds = session.job.job_timeout_seconds
-    trials, pareto = search.trainings(trained, limit_seconds) if trained is not None else ([], [])
+    trials, pareto = search.trainings(trained, session.job) if trained is not None else ([], [])
     return SearchResult(
         limits=fitted,
         seeds=_seeds_of(studies, fitted, run),

@@ -114,9 +114,8 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
     except (Exception, KeyboardInterrupt):  # such as a crash, the time limit or a full disk
         stores = session.request.stores
         if run.has_checkpoint and stores.mlflow.exists():
-            words = ["train", shlex.quote(job.workload), "--resume", run.run_id]
-            words = [torchrun.program(), *words, *stores.flags]
-            progress.say(f"resume with: {' '.join(words)}")
+            words = torchrun.program(), "train", shlex.quote(job.workload), "--resume", run.run_id
+            progress.say(f"resume with: {stores.command(*words)}")
         raise
 
 

@@ -63,10 +63,9 @@ def work(request: Request, *, runner: Runner | None = None) -> Result:
     try:  # a new page: the pages of the workers were written while others worked
         return report.report(dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=name)))
     except BadInput as error:
-        stores = request.stores
-        words = ["amp-track", "report", shlex.quote(name), *stores.flags]
+        later = request.stores.command("amp-track", "report", shlex.quote(name))
         raise StoreFailed(
-            f"The search workers have finished, but the page cannot be written: {error} Run {' '.join(words)} later."
+            f"The search workers have finished, but the page cannot be written: {error} Run {later} later."
         ) from None
 
 

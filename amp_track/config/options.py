@@ -64,16 +64,15 @@ class Stores:
         """The store address of MLflow: the flag's, or else the environment's or the default."""
         return tracking_address(self.tracking_uri)
 
-    @property
-    def flags(self) -> list[str]:
-        """The flags, to print, with which another command uses these stores; none for the defaults."""
+    def command(self, *words: str) -> str:
+        """Return a command to print, of words that are quoted already, with the flags of these stores."""
         is_default = self.storage in (DEFAULT_STORAGE, os.environ.get(STORAGE_VARIABLE))
         storage = [] if is_default else ["--storage", shlex.quote(masking.masked(self.storage))]
-        return storage + self.tracking_flag
+        return " ".join([*words, *storage, *self.tracking_flag])
 
     @property
     def tracking_flag(self) -> list[str]:
-        """Those of them for MLflow's store."""
+        """The flag, to print, with which another command uses this tracking store; none for the default."""
         return [] if self.tracking_uri is None else ["--tracking-uri", shlex.quote(masking.masked(self.tracking_uri))]
 
 

@@ -94,7 +94,8 @@ def _keep_search(result: SearchResult, parent: Run) -> None:
     rows = [trial.as_json() | {"optimizer_steps": trial.job_result.optimizer_steps} for trial in result.trials]
     parent.table("trials.json", rows)
     with processes.scratch_folder() as folder:
-        with _left_out_if_it_fails(file := folder / SEARCH_PLOT):
+        file = folder / SEARCH_PLOT
+        with _left_out_if_it_fails(SEARCH_PLOT):
             plots.draw_search(result, file)
         if file.exists():
             parent.artifact(file)
@@ -105,16 +106,16 @@ def _keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> bool:
     parent.table("compare.json", [result.row(cell) for cell in result.cells])
     of_workload, is_drawn = {}, False
     with processes.scratch_folder() as folder:
-        with _left_out_if_it_fails(file := folder / COMPARE_PLOT):
-            is_drawn = plots.draw_compare(result, file)
+        with _left_out_if_it_fails(COMPARE_PLOT):
+            is_drawn = plots.draw_compare(result, folder / COMPARE_PLOT)
         if is_drawn:
-            parent.artifact(file)
+            parent.artifact(folder / COMPARE_PLOT)
         for cell in result.cells:  # of the first seed's training
             run_id = cell.trainings[0].run_id
             (folder / run_id).mkdir(exist_ok=True)
             of_workload[cell.value, cell.precision] = tracker.fetch_plots(run_id, folder / run_id)
         side_by_side = folder / "side-by-side.png"
-        with _left_out_if_it_fails(side_by_side):
+        with _left_out_if_it_fails(side_by_side.name):
             plots.draw_side_by_side(result, of_workload, side_by_side)
         if side_by_side.exists():
             parent.artifact(side_by_side)
@@ -127,7 +128,7 @@ def keep_page(result: Result, parent: Run, *, ui: str) -> str:
     Return the path of the HTML page; "" if it could not be rendered.
     """
     texts = {}
-    with _left_out_if_it_fails(Path(_PAGE)):
+    with _left_out_if_it_fails(_PAGE):
         page = page_of(result)
         texts = {_PAGE: page_html(page, ui=ui), "report.md": page_markdown(page, ui=ui)}
     if not texts:
@@ -139,12 +140,12 @@ def keep_page(result: Result, parent: Run, *, ui: str) -> str:
 
 
 @contextmanager
-def _left_out_if_it_fails(file: Path) -> Iterator[None]:
+def _left_out_if_it_fails(file: str) -> Iterator[None]:
     """Print a line if a file cannot be made: a defect of a page or a plot must not lose the result of a search."""
     try:
         yield
     except Exception as error:
-        progress.say(f"cannot make {file.name} ({type(error).__name__}: {error}). Please report this bug.")
+        progress.say(f"cannot make {file} ({type(error).__name__}: {error}). Please report this bug.")
 
 
 def page_of_run(parent: Run) -> str:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # imported late: mlflow takes a second
 
 _LONG_SECONDS = 30.0
 _MEASURED_STEPS = 20
+"""Memory may grow over the first steps of a training; its need is measured over at most this many."""
 
 
 class Runner(Protocol):
@@ -149,7 +150,7 @@ class Session:
         """Return the smallest memory budget that a job fits, in bytes; None if it has none, or fails without."""
         if job.memory_budget_bytes is None:
             return None
-        steps = min(job.steps, _MEASURED_STEPS) if job.steps is not None else None  # over which memory may grow
+        steps = min(job.steps, _MEASURED_STEPS) if job.steps is not None else None
         job_result = self.runner.measure(dataclasses.replace(job, steps=steps))
         return job_result.peak_bytes if job_result.fits else None
 

@@ -89,9 +89,11 @@ class Studies:
         return study
 
     def existing(self, part: str) -> Study | None:
-        """Return a part of the study for reading; None if it does not exist."""
+        """Return a part of the study for reading; None if it does not exist. Write nothing."""
         from amp_track.study import opening
 
+        if not self.session.request.stores.optuna.exists():  # to open it would create it
+            return None
         return opening.load_study(f"{self.name}/{part}", self.storage)
 
     def end_stale_trials(self, *parts: str) -> None:
@@ -198,9 +200,8 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
             progress.say("the same command resumes where it stopped")
             with suppress(StoreFailed):  # the interrupt may have ended the wait for the database
                 if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
-                    stores = studies.session.request.stores
-                    words = ["amp-track", "report", shlex.quote(studies.name), *stores.flags]
-                    progress.say(f"what is known so far: {' '.join(words)}")
+                    report = studies.session.request.stores.command("amp-track", "report", shlex.quote(studies.name))
+                    progress.say(f"what is known so far: {report}")
             raise
 
 

@@ -119,7 +119,7 @@ class TrainingSearch:
         of the monotonic clock.
         """
         while True:
-            begun = _begun(known := self._counted(storage.end_stale_trials(self.study)))
+            begun = _begun(known := _counted(storage.end_stale_trials(self.study), self.job))
             if sum(trial.state is TrialState.COMPLETE for trial in begun) >= self.trials or time.monotonic() > deadline:
                 return False
             if len(begun) < self.trials:
@@ -130,7 +130,7 @@ class TrainingSearch:
     def suggest(self, trial: optuna.Trial) -> Job:
         """Return the job of a trial. Raise TrialPruned if another search worker trains the same or the last one."""
         storage.name_worker(trial)
-        begun = _begun(self._counted(optuna_internals.trials_of_step(self.study)))
+        begun = _begun(_counted(optuna_internals.trials_of_step(self.study), self.job))
         _leave_to_others(trial.number, begun, wanted=self.trials)
         # With one seed, a resumed study or another search worker would repeat earlier draws.
         seed = self.job.seed + _SEEDS_APART * trial.number
@@ -140,13 +140,8 @@ class TrainingSearch:
 
     def complete(self) -> list[FrozenTrial]:
         """Return the trials of all search workers that had finished before the last one of this search worker began."""
-        trials = self._counted(optuna_internals.trials_of_step(self.study))
+        trials = _counted(optuna_internals.trials_of_step(self.study), self.job)
         return [trial for trial in trials if trial.state is TrialState.COMPLETE]
-
-    def _counted(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Return the trials without those that are trained again, because they had less time than --job-timeout."""
-        limit_seconds = self.job.job_timeout_seconds
-        return [trial for trial in trials if not storage.was_given_up_sooner(trial, limit_seconds)]
 
     def known(self, trial: optuna.Trial) -> tuple[JobResult, str] | None:
         """Return the result and run id of a trial with the same settings, which a repetition would reproduce."""
@@ -164,6 +159,11 @@ class TrainingSearch:
             return metric, job_result.samples_per_second or 0.0
         # optuna-dashboard's Pareto front ignores constraints, so use values that cannot win in either direction.
         return -math.inf if self.higher_is_better else math.inf, 0.0
+
+
+def _counted(trials: Sequence[FrozenTrial], job: Job) -> list[FrozenTrial]:
+    """Return the trials without those that are trained again, because they had less time than the job has."""
+    return [trial for trial in trials if not storage.was_given_up_sooner(trial, job.job_timeout_seconds)]
 
 
 def _begun(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -189,13 +189,9 @@ def _leave_to_others(number: int, begun: Sequence[FrozenTrial], *, wanted: int) 
         raise optuna.TrialPruned("another search worker is training the last trial")
 
 
-def trainings(study: optuna.Study, job_timeout_seconds: float | None) -> tuple[list[TrialRow], list[int]]:
-    """Return the finished trials of a study, without those that a longer --job-timeout makes again.
-
-    With them, return the numbers of those on the Pareto front.
-    """
-    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    finished = [trial for trial in trials if not storage.was_given_up_sooner(trial, job_timeout_seconds)]
+def trainings(study: optuna.Study, job: Job) -> tuple[list[TrialRow], list[int]]:
+    """Return the finished trials that count in a search with this job, and the numbers of those on the Pareto front."""
+    finished = _counted(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)), job)
     rows = [
         TrialRow(
             number=trial.number,
