@@ -37,7 +37,7 @@ class ScalarLog:
         device = self._loose[-1].device
         values, event = torch.stack([_number(each, device) for each in self._loose]), None
         if device.type not in ("cpu", "mps"):  # MPS has no pinned memory
-            there, values = values, torch.empty(len(values), pin_memory=True)
+            there, values = values, torch.empty(len(values), device="cpu", pin_memory=True)
             values.copy_(there, non_blocking=True)
             event = torch.Event(device)
             event.record(torch.accelerator.current_stream(device))  # by default, on the current device's stream

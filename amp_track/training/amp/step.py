@@ -156,6 +156,7 @@ class TrainStep:
             check_dampening(optimizer)
         self.history = ScaleHistory(self.scaler, optimizer) if is_scaled else None
         # All checks are done: from here on the caller's model and optimizer are changed.
+        optimizer.zero_grad()  # timm's Lookahead, whose `step` the history hooks into, calls hooks only from now on
         self.model = model.to(memory_format=torch.channels_last) if channels_last else model
         self.forward = compiled(model) if compile else model
         """The compiled model, or the model."""

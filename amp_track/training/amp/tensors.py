@@ -117,13 +117,13 @@ def check_loss(loss: Any) -> Tensor:
 
 
 def sum_of_scores(scores: Any, samples: int) -> Tensor:
-    """Return the sum of scores. Raises InvalidReturnValue without exactly one per sample, as for their mean."""
+    """Return the sum of scores, which may be float16. Raises InvalidReturnValue unless there is one per sample."""
     expected = f"one number for each of the {samples} samples, shape ({samples},), and not their mean"
     if not isinstance(scores, Tensor):
         raise InvalidReturnValue.of_type("score()", scores, expected)
     if scores.numel() != samples:
         raise InvalidReturnValue(f"score() returned a tensor of shape {tuple(scores.shape)}; it must return {expected}")
-    return scores.sum()
+    return scores.sum(dtype=sum_dtype(scores.device))
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:

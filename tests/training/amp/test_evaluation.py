@@ -37,6 +37,14 @@ def test_a_batch_that_was_rejected_is_not_counted() -> None:
     assert (totals.samples, totals.loss, totals.metric) == (8, 2.0, 0.5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_of_16_bits_are_summed_exactly(dtype: torch.dtype) -> None:
+    scores = torch.linspace(1000, 3000, 999).to(dtype)  # their sum is beyond float16
+    step = EvalStep(nn.Identity(), lambda output, target: output.mean(), lambda *_: scores, "fp32", "cpu")
+    step(torch.ones(999, 1), None)
+    assert step.read().metric == pytest.approx(scores.double().mean().item(), rel=1e-12)
+
+
 def test_it_sees_the_weights_as_they_are_now() -> None:
     """Autocast caches weights: those of a step before must not be used."""
     torch.manual_seed(0)

@@ -7,6 +7,7 @@ import numpy
 import pytest
 import torch
 from plain_loop import PlainLoop, batch, network
+from timm.optim.lookahead import Lookahead
 from torch import nn
 from torch.nn import functional
 
@@ -28,6 +29,15 @@ def train_once(step: TrainStep) -> None:
 
 def groups_of(net: nn.Sequential) -> list[dict[str, Any]]:
     return [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[2].parameters(), "lr": 0.02}]
+
+
+def test_an_optimizer_around_another_follows_its_schedule() -> None:
+    net = network()
+    optimizer = Lookahead(torch.optim.SGD(net.parameters(), lr=0.1))
+    step = TrainStep(net, optimizer, functional.cross_entropy, "amp", schedule=lambda steps: steps / 10)
+    for _ in range(3):
+        train_once(step)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "amp"])
