@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from amp_track.config.job import (
     ALONE,
@@ -89,7 +89,7 @@ class Batches:
         self._train_data = self._eval_data = self._example = None
         if job.synthetic:
             self._example = example_batch(workload, self._batch_size)
-            if pin_memory:
+            if pin_memory and _can_be_pinned(self._example):
                 self._example = map_tensors(torch.Tensor.pin_memory, self._example)
         else:
             self._train_data, self._eval_data = workload.train_data(), workload.eval_data()
@@ -195,9 +195,14 @@ class Batches:
         return dataclasses.replace(self.position, step=steps - self.position.epoch * self.steps_per_epoch)
 
     def position_after_evaluation(self, steps: int) -> Position:
-        """Return the position after an evaluation: the next epoch, unless `--steps` ended the current one early."""
+        """Return the position after an evaluation: the next epoch, unless `--steps` ended the current one early.
+
+        A stream has no next epoch: its only one is as long as the training, and becomes longer with more steps.
+        """
         after = self.position_after(steps)
-        return after if after.step < self.steps_per_epoch else Position(after.epoch + 1, 0, self._generator.get_state())
+        if after.step < self.steps_per_epoch or isinstance(self._train_data, IterableDataset):
+            return after
+        return Position(after.epoch + 1, 0, self._generator.get_state())
 
     def _epoch(self, steps: int, steps_done: int) -> Iterator[Part]:
         grad_accum = self._job.grad_accum
@@ -445,12 +450,13 @@ class Loader:
 
         A TensorDataset is indexed a batch at a time, without loader processes: this takes microseconds, collating
         sample by sample takes milliseconds. For any other dataset, random generators are seeded for each batch:
-        augmentation depends on `generator`, the rank and the batch's number within its epoch, but not on the number of
-        loader processes or on where a resumed epoch begins (at the batch of number `first_batch`).
+        augmentation, also that of `collate_fn`, depends on `generator`, the rank and the batch's number within its
+        epoch, but not on the number of loader processes or on where a resumed epoch begins (at the batch of number
+        `first_batch`).
         """
         if isinstance(dataset, TensorDataset) and self.collate_fn is None:
             whole_batches = DataLoader(
-                dataset, sampler=batches, batch_size=None, generator=generator, pin_memory=self.pin_memory
+                dataset, sampler=batches, batch_size=None, generator=generator, pin_memory=self.pins(dataset)
             )
             return iter(whole_batches)
         seed = int(torch.randint(2**48, (), generator=generator))
@@ -458,7 +464,17 @@ class Loader:
             [seed + number * self.rank.count + self.rank.index, *indices]
             for number, indices in enumerate(batches, start=first_batch)
         )
-        return iter(self._loader(_SeededByBatch(dataset), generator, batch_sampler=numbered))
+        seeded = _SeededByBatch(dataset, self.collate_fn or default_collate)
+        return iter(
+            DataLoader(
+                seeded,
+                batch_sampler=numbered,
+                collate_fn=_as_is,
+                generator=generator,
+                pin_memory=self.pins(dataset),
+                **self._processes(),
+            )
+        )
 
     def stream(self, dataset: IterableDataset[Any], batch_size: int, generator: torch.Generator) -> Iterator[Any]:
         """Yield the full batches of an iterable dataset without end: it starts again where it ends.
@@ -473,7 +489,14 @@ class Loader:
         """
         seed = int(torch.randint(2**48, (), generator=generator))
         samples_of_rank = _EveryNth(dataset, self.rank.index, self.rank.count)
-        loader = self._loader(samples_of_rank, generator, batch_size=batch_size)
+        loader = DataLoader(
+            samples_of_rank,
+            batch_size=batch_size,
+            collate_fn=self.collate_fn,
+            generator=generator,
+            pin_memory=self.pin_memory,
+            **self._processes(),
+        )
         number = 0
         while True:
             started, largest, batches = number, 0, iter(loader)
@@ -494,17 +517,25 @@ class Loader:
                     "train_data() gives no samples when it is iterated again; its __iter__ must return a new iterator"
                 )
 
-    def _loader(self, dataset: Dataset[Any], generator: torch.Generator, **batching: Any) -> DataLoader[Any]:
-        return DataLoader(
-            dataset,
-            **batching,
-            collate_fn=self.collate_fn,
-            generator=generator,
-            num_workers=self.workers,
-            # torch's default on Linux. A job's default is the fork server, which has not imported the workload.
-            multiprocessing_context="fork" if self.workers and sys.platform == "linux" else None,
-            pin_memory=self.pin_memory,
-        )
+    def _processes(self) -> dict[str, Any]:
+        # torch's default on Linux. A job's default is the fork server, which has not imported the workload.
+        context = "fork" if self.workers and sys.platform == "linux" else None
+        return {"num_workers": self.workers, "multiprocessing_context": context}
+
+    def pins(self, dataset: Dataset[Any]) -> bool:
+        if not self.pin_memory:
+            return False
+        with random_state.seeded(0):
+            return _can_be_pinned(dataset[0])
+
+
+def _can_be_pinned(batch: Any) -> bool:
+    """Return False if a tensor is not in main memory, as in a data set that was moved to the GPU as a whole."""
+    return all(tensor.device.type == "cpu" for tensor in tensors(batch))
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
 
 
 class _EveryNth(IterableDataset[Any]):
@@ -519,15 +550,14 @@ class _EveryNth(IterableDataset[Any]):
 
 
 class _SeededByBatch(Dataset[Any]):
-    """A dataset that takes a seed before the indices of a batch, and loads the batch with that seed."""
+    """A dataset that takes a seed before the indices of a batch, and loads and collates the batch with that seed."""
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate_fn = dataset, collate_fn
 
-    def __getitems__(self, seed_and_indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, seed_and_indices: Sequence[int]) -> Any:
         seed, *indices = seed_and_indices
         with random_state.seeded(seed):
             if hasattr(self._dataset, "__getitems__"):
-                items: list[Any] = self._dataset.__getitems__(indices)
-                return items
-            return [self._dataset[index] for index in indices]
+                return self._collate_fn(self._dataset.__getitems__(indices))
+            return self._collate_fn([self._dataset[index] for index in indices])

@@ -50,10 +50,11 @@ class MetricsAccumulator:
         self._diagnosed.add(totals.diagnosed)
         return totals
 
-    def end_epoch(self) -> float:
-        """Return the epoch's mean loss over samples, and begin the next epoch."""
+    def end_epoch(self, *, is_complete: bool = True) -> float:
+        """Return the epoch's mean loss over samples, and begin the next epoch if it is complete."""
         self.train_loss = self._epoch_loss / self._epoch_samples if self._epoch_samples else math.nan
-        self._epoch_loss, self._epoch_samples = 0.0, 0
+        if is_complete:
+            self._epoch_loss, self._epoch_samples = 0.0, 0
         return self.train_loss
 
     def state_dict(self) -> dict[str, Any]:

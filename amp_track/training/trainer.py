@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -190,17 +191,18 @@ class Trainer:
             self._train_epoch(parts)
             self._non_finite_weights = self._non_finite_weights or step.non_finite_weights()
             self._evaluation = self._evaluate()
+            after = batches.position_after_evaluation(step.steps)
             self._send(
                 EpochEnded(
                     epoch=batches.position.epoch + 1,
                     step=step.steps,
-                    train_loss=self._accumulator.end_epoch(),
+                    train_loss=self._accumulator.end_epoch(is_complete=after.epoch > batches.position.epoch),
                     **self._evaluated(),
                 )
             )
             self._checkpoints.after_epoch(
                 step.steps,
-                lambda: self._state(batches.position_after_evaluation(step.steps)),
+                functools.partial(self._state, after),
                 metric=self._evaluated()["metric"],
                 is_over=step.steps == batches.total_steps,
             )

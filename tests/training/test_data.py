@@ -1,7 +1,7 @@
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import FAULTS, WORKLOADS
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from amp_track.config.job import ALONE, Job, Rank
 from amp_track.records.errors import InvalidReturnValue
@@ -167,16 +167,31 @@ def test_the_digest_of_augmented_data_is_always_the_same() -> None:
     assert digest(Augmented()) == digest(Augmented())
 
 
+def mixed(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mix the samples of a batch at random."""
+    inputs, indices = zip(*samples, strict=True)
+    return torch.stack(inputs) * torch.rand(()) + random.random() + float(numpy.random.rand()), torch.tensor(indices)
+
+
 def loaded(
-    dataset: Dataset[Any], *, workers: int = 0, rank: Rank = ALONE, first_batch: int = 0
+    dataset: Dataset[Any],
+    *,
+    workers: int = 0,
+    rank: Rank = ALONE,
+    first_batch: int = 0,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    loader, generator = Loader(workers=workers, rank=rank), torch.Generator().manual_seed(5)
+    loader = Loader(collate_fn=collate_fn, workers=workers, rank=rank)
+    generator = torch.Generator().manual_seed(5)
     return list(loader.load(dataset, BATCHES[first_batch:], generator, first_batch=first_batch))
 
 
+@pytest.mark.parametrize("collate_fn", [None, mixed])
 @pytest.mark.parametrize("dataset", [Augmented(), InBatches()])
-def test_augmentation_does_not_depend_on_how_many_workers_there_are(dataset: Dataset[Any]) -> None:
-    none, one, two = (loaded(dataset, workers=workers) for workers in (0, 1, 2))
+def test_augmentation_does_not_depend_on_how_many_workers_there_are(
+    dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None
+) -> None:
+    none, one, two = (loaded(dataset, workers=workers, collate_fn=collate_fn) for workers in (0, 1, 2))
     assert [batch[1].tolist() for batch in none] == BATCHES
     assert all(torch.equal(a[0], b[0]) for a, b in zip(none, one, strict=True))
     assert all(torch.equal(a[0], b[0]) for a, b in zip(none, two, strict=True))
@@ -188,7 +203,7 @@ def test_loading_leaves_the_trainings_own_generators_alone(workers: int) -> None
     def drawn(workers: int | None) -> tuple[float, float, float]:
         random_state.seed(3)
         if workers is not None:
-            loaded(Augmented(), workers=workers)
+            loaded(Augmented(), workers=workers, collate_fn=mixed)
         return float(torch.rand(())), random.random(), float(numpy.random.rand())
 
     assert drawn(workers) == drawn(None)
@@ -206,14 +221,21 @@ def test_orders_and_augmentation_of_all_epochs_are_the_same_with_any_workers() -
 
 
 def test_augmentation_does_not_depend_on_where_an_epoch_is_resumed() -> None:
-    whole, rest = loaded(Augmented(), workers=2), loaded(Augmented(), workers=2, first_batch=2)
+    whole = loaded(Augmented(), workers=2, collate_fn=mixed)
+    rest = loaded(Augmented(), workers=2, collate_fn=mixed, first_batch=2)
     assert all(torch.equal(a[0], b[0]) for a, b in zip(whole[2:], rest, strict=True))
 
 
 def test_each_process_augments_differently() -> None:
-    first, second = (loaded(Augmented(), workers=1, rank=Rank(index=index, count=2)) for index in (0, 1))
+    tensors = TensorDataset(torch.ones(10, 2), torch.arange(10))  # the samples are equal, but not what mixes them
+    for dataset in (Augmented(), tensors):
+        assert all_differ(dataset)
+
+
+def all_differ(dataset: Dataset[Any]) -> bool:
+    first, second = (loaded(dataset, workers=1, rank=Rank(index=index, count=2), collate_fn=mixed) for index in (0, 1))
     drawn = {tuple(batch[0].flatten().tolist()) for batch in first + second}
-    assert len(drawn) == 2 * len(BATCHES)
+    return len(drawn) == 2 * len(BATCHES)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +274,21 @@ def test_the_ranks_share_an_iterable_dataset() -> None:
 def test_a_resumed_training_goes_on_within_its_stream() -> None:
     start = Position(0, 2, torch.Generator().get_state())
     assert streamed(100, steps=4, start=start) == streamed(100, steps=4)[2:]
+
+
+def test_more_steps_go_on_within_the_stream_of_a_finished_training() -> None:
+    job = Job(workload=STREAMED, batch_size=4, steps=3)
+    batches = Batches(job, load_workload(STREAMED, [("samples", "100")]))
+    for parts in batches.epochs():
+        assert len(list(parts)) == 3
+    assert streamed(100, steps=5, start=batches.position_after_evaluation(3)) == streamed(100, steps=5)[3:]
+
+
+def test_a_dataset_that_is_not_in_main_memory_is_not_pinned() -> None:
+    there = TensorDataset(torch.zeros(10, 2, device="meta"))  # as on a GPU
+    assert not Loader(pin_memory=True).pins(there)
+    assert Loader(pin_memory=True).pins(Augmented())
+    assert not Loader().pins(Augmented())
 
 
 class Sharded(IterableDataset[Any]):
