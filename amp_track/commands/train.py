@@ -81,7 +81,10 @@ def _resume(request: Request, run_id: str, *, runner: Runner | None) -> TrainRes
         progress.say("the workload has changed: the rest of the training may differ from an uninterrupted one")
     title = f"{session.inspection.workload_name} {session.job.precision}"
     with processes.scratch_folder() as folder:
-        checkpoint = tracker.fetch_checkpoint(run_id, folder)
+        checkpoint, made_steps = tracker.fetch_checkpoint(run_id, folder)
+        steps = session.job.steps
+        if steps is not None and steps != resumable.job.steps and steps <= made_steps:
+            raise BadInput(f"--steps: got {steps}, but run {run_id} has made {made_steps}. Use their total number.")
         given = tracking.run_id_of_environment()
         if given is not None and given != run_id:
             with tracker.run(f"resumes {run_id}", run_id=given, tags={"amp_track.continues": run_id}):
@@ -192,11 +195,18 @@ def _open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Reques
         raise BadInput(f"--resume: got {run_id}, expected the run of a training: train never runs commands.")
     workload = checks.trusted_workload(_stored(run_id, resumable), request)
     job = dataclasses.replace(_merged(request, resumable.job), workload=workload)
-    if resumable.is_finished and (job.epochs, job.steps) == (resumable.job.epochs, resumable.job.steps):
+    if resumable.is_finished and _is_no_longer(job, resumable.job):
         raise BadInput(
             f"--resume: run {run_id} has finished its training. Use more --epochs or --steps to train it longer."
         )
     return tracker, resumable, dataclasses.replace(request, job=job)
+
+
+def _is_no_longer(job: Job, finished: Job) -> bool:
+    """Return whether a job has at most as many steps, or as many epochs, as a finished one."""
+    if (job.steps is None) != (finished.steps is None):
+        return False
+    return (job.steps or job.epochs or 1) <= (finished.steps or finished.epochs or 1)
 
 
 def _stored(run_id: str, resumable: Resumable) -> StoredWorkload:

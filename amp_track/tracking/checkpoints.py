@@ -36,8 +36,12 @@ def keep(client: mlflow.MlflowClient, run_id: str, written: CheckpointWritten) -
     _remove_others(client, run_id)
 
 
-def fetch(client: mlflow.MlflowClient, run_id: str, folder: Path) -> Path:
-    """Download the newest checkpoint of a run into `folder`. Raise BadInput if it has none, or an altered one."""
+def fetch(client: mlflow.MlflowClient, run_id: str, folder: Path) -> tuple[Path, int]:
+    """Download the newest checkpoint of a run into `folder`, and return its optimizer steps, too.
+
+    Raises:
+        BadInput: the run has no checkpoint, or an altered one.
+    """
     newest = max(_known(client, run_id), key=lambda stored: stored["step"], default=None)
     if newest is None:
         raise BadInput(f"--resume: run {run_id} has no checkpoint. Train again with --checkpoint-every.")
@@ -46,7 +50,7 @@ def fetch(client: mlflow.MlflowClient, run_id: str, folder: Path) -> Path:
         raise BadInput(
             f"--resume: {newest['file']} of run {run_id} has changed since it was stored. Restore it, or train again."
         )
-    return file
+    return file, newest["step"]
 
 
 def _known(client: mlflow.MlflowClient, run_id: str) -> list[dict[str, Any]]:

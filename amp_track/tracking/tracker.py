@@ -219,7 +219,7 @@ class Tracker:
         is_finished = run.info.status == "FINISHED"
         return Resumable(Job.from_json(tags["amp_track.job"]), tags.get(DIGEST_TAG, ""), imports, is_finished)
 
-    def fetch_checkpoint(self, run_id: str, folder: Path) -> Path:
+    def fetch_checkpoint(self, run_id: str, folder: Path) -> tuple[Path, int]:
         """Download the newest checkpoint of a run into `folder`. Raise BadInput without one."""
         return self._ask(lambda: checkpoints.fetch(self._client, run_id, folder))
 

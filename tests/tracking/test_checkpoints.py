@@ -25,7 +25,8 @@ def stored(client: mlflow.MlflowClient, run: Run) -> list[str]:
 
 
 def fetched(client: mlflow.MlflowClient, run: Run) -> str:
-    return checkpoints.fetch(client, run.run_id, Path("scratch")).read_text()
+    file, _ = checkpoints.fetch(client, run.run_id, Path("scratch"))
+    return file.read_text()
 
 
 def test_the_last_and_the_best_are_kept_and_no_other(client: mlflow.MlflowClient) -> None:
