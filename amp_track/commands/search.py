@@ -6,6 +6,8 @@ import dataclasses
 import math
 import time
 from collections import Counter
+from collections.abc import Iterable
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from amp_track.commands import interrupted_safely, max_batch
@@ -25,7 +27,7 @@ from amp_track.session.session import Runner, Session
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
 
 if TYPE_CHECKING:
-    from amp_track.study.grid import Grid
+    from amp_track.study.grid import Grid, Point
     from amp_track.study.search import TrainingSearch
     from amp_track.study.types import Study
 
@@ -105,6 +107,7 @@ def _train_inside(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline:
     skipped = frozenset(name for name, ratio in slow.items() if not is_asked_for and ratio * (options.trials - 1) < 1)
     for name, ratio in slow.items():
         what = "not trained, which would take longer than all other trials" if name in skipped else "trained only once"
+        what += ", but at every seed (--precision leaves it out)" * (options.seeds > 1)
         progress.say(f"{name} runs at {ratio:.2g} × the speed of {REFERENCE} here: {what}")
     space = search.Space(
         max_batches=fitted.max_batch,
@@ -148,34 +151,40 @@ def _limit_in_words(options: SearchOptions) -> str:
 
 def _say_cost(tracked_study: TrackedStudy, fitted: MaxBatchResult, within: TrainingSearch) -> None:
     """Print how many trainings follow, how long they take at the speed of the probes, and the flags that bound them."""
-    session, each = tracked_study.session, []
-    for changes in within.space.landmarks():
-        job = dataclasses.replace(within.job, **changes)
-        found = fitted.precisions[job.precision]
-        probe = found.confirmation or found.at_max_batch
-        seconds = probe_jobs.training_seconds(session, job, probe) if probe is not None else None
-        each += [seconds] if seconds is not None else []
-    options, left = session.request.search_options, max(within.trials - len(within.complete()), 0)
+    session, left = tracked_study.session, max(within.trials - len(within.complete()), 0)
     of_seeds = _seeds_left(tracked_study.studies, fitted)
     parts = [f"{counted(left, 'trial')} (--trials)"] * bool(left)
-    parts += [f"{counted(of_seeds, 'training')} over seeds (--seeds)"] * bool(of_seeds)
+    parts += [f"{counted(len(of_seeds), 'training')} over seeds (--seeds)"] * bool(of_seeds)
     if not parts:
         progress.say(f"training within the max batches: {counted(within.trials, 'trial')} done, none left (--trials)")
         return
     text = f"training within the max batches: {' and '.join(parts)}"
-    if each:
-        mean = sum(each) / len(each)
-        text += f" of about {time_text(mean)} each, {time_text(mean * (left + of_seeds))} in all"
-    progress.say(text + _limit_in_words(options))
+    landmarks = [dataclasses.replace(within.job, **changes) for changes in within.space.landmarks()]
+    of_trials, of_each_seed = (_mean_seconds(session, fitted, jobs) for jobs in (landmarks, of_seeds))
+    if seconds := left * of_trials + len(of_seeds) * of_each_seed:
+        text += f" of about {time_text(seconds / (left + len(of_seeds)))} each, {time_text(seconds)} in all"
+    progress.say(text + _limit_in_words(session.request.search_options))
 
 
-def _seeds_left(studies: Studies, fitted: MaxBatchResult) -> int:
-    """Return the number of trainings over seeds that no search worker has finished."""
+def _mean_seconds(session: Session, fitted: MaxBatchResult, jobs: Iterable[Job]) -> float:
+    """Return how long the trainings take at the speed of the probes; 0 if it is unknown."""
+    each = []
+    for job in jobs:
+        found = fitted.precisions[job.precision]
+        if (probe := found.confirmation or found.at_max_batch) is not None:
+            each.append(probe_jobs.training_seconds(session, job, probe))
+    known = [seconds for seconds in each if seconds is not None]
+    return fmean(known) if known else 0.0
+
+
+def _seeds_left(studies: Studies, fitted: MaxBatchResult) -> list[Job]:
+    """Return the trainings over seeds that no search worker has finished."""
     seeds, study = studies.session.seeds, studies.existing("seeds")
     if len(seeds) == 1:
-        return 0
-    made = len(_grid_of_seeds(study, seeds, fitted).trained()) if study is not None else 0
-    return len(seeds) * len(fitted.max_batch) - made
+        return []
+    job = _job_of_seeds(studies.session, fitted, fitted.max_batch)
+    made = [training.point for training in _grid_of_seeds(study, seeds, fitted).trained()] if study is not None else []
+    return [dataclasses.replace(job, **point) for point in _points_of_seeds(seeds, fitted) if point not in made]
 
 
 def _slow_precisions(fitted: MaxBatchResult) -> dict[str, float]:
@@ -193,7 +202,7 @@ def _train_seeds(tracked_study: TrackedStudy, fitted: MaxBatchResult, deadline: 
     """
     from amp_track.study import trials
 
-    seeds, job = tracked_study.session.seeds, _job_of_seeds(tracked_study.session, fitted)
+    seeds, job = tracked_study.session.seeds, _job_of_seeds(tracked_study.session, fitted, fitted.max_batch)
     progress.say(f"comparing {', '.join(fitted.max_batch)} over {len(seeds)} seeds at batch {job.batch_size}")
     grid, pace = _grid_of_seeds(tracked_study.study, seeds, fitted), progress.Pace(deadline)
     while grid.is_anything_left(deadline):
@@ -210,12 +219,14 @@ def _seeds_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SeedsR
     study = studies.existing("seeds") if len(seeds) > 1 and fitted.max_batch else None
     if study is None:
         return None
-    trained = _grid_of_seeds(study, seeds, fitted).trained()
+    if not (trained := _grid_of_seeds(study, seeds, fitted).trained()):
+        return None
+    precisions = {training.point["precision"] for training in trained}  # a later max-batch may have found more
     made = Counter(training.point["seed"] for training in trained)
-    whole = [seed for seed in seeds if made[seed] == len(fitted.max_batch)]
+    whole = [seed for seed in seeds if made[seed] == len(precisions)]
     if len(whole) < _FEWEST_SEEDS:
         return None
-    job = _job_of_seeds(studies.session, fitted)
+    job = _job_of_seeds(studies.session, fitted, precisions)
     assert job.batch_size is not None
     return SeedsResult(
         job=job,
@@ -240,7 +251,7 @@ def _grid_of_seeds(study: Study, seeds: range, fitted: MaxBatchResult) -> Grid:
 
     return Grid(
         study=study,
-        points=[{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.max_batch],
+        points=_points_of_seeds(seeds, fitted),
         distributions={
             "precision": CategoricalDistribution(tuple(fitted.max_batch)),
             "seed": IntDistribution(seeds[0], seeds[-1]),
@@ -250,6 +261,11 @@ def _grid_of_seeds(study: Study, seeds: range, fitted: MaxBatchResult) -> Grid:
     )
 
 
-def _job_of_seeds(session: Session, fitted: MaxBatchResult) -> Job:
-    job = fitted.with_eval_batch_size(session.job, *fitted.max_batch)
-    return dataclasses.replace(job, batch_size=min(session.inspection.batch_size, *fitted.max_batch.values()))
+def _points_of_seeds(seeds: range, fitted: MaxBatchResult) -> list[Point]:
+    return [{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.max_batch]
+
+
+def _job_of_seeds(session: Session, fitted: MaxBatchResult, precisions: Iterable[str]) -> Job:
+    max_batches = {name: fitted.max_batch[name] for name in precisions}
+    job = fitted.with_eval_batch_size(session.job, *max_batches)
+    return dataclasses.replace(job, batch_size=min(session.inspection.batch_size, *max_batches.values()))

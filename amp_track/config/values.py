@@ -105,7 +105,8 @@ def precision(text: str) -> str:
 
 @kind(f"names from {', '.join(PRECISIONS)}, separated by commas", "NAMES")
 def precisions(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(precision(name.strip()) for name in text.split(",")))
+    named = {precision(name.strip()) for name in text.split(",")}
+    return tuple(name for name in PRECISIONS if name in named)  # in one order: a study has the same name in any
 
 
 @kind("a time above 0 with its unit, such as 90s, 10m or 1h30m, at most a century", "TIME")

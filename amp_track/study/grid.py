@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.records.result import JobResult
@@ -113,19 +114,18 @@ class Grid:
         return [point for point in self.points if point not in known]
 
     def _value(self, job_result: JobResult) -> float:
-        """Return the objective; NaN, which Optuna shows as FAIL, without a metric."""
-        if self.objective == "metric":
-            return job_result.metric if job_result.metric is not None else math.nan
-        return job_result.samples_per_second or 0.0
+        """Return the objective; without a finite metric, a value that cannot win."""
+        if self.objective == "samples/s":
+            return job_result.samples_per_second or 0.0
+        if job_result.metric is not None and math.isfinite(job_result.metric):
+            return job_result.metric
+        return -math.inf if self.study.direction is StudyDirection.MAXIMIZE else math.inf
 
     def _result_of(self, trial: FrozenTrial) -> JobResult | None:
-        """Return the job result of a trial that has ended, if it counts.
+        """Return the job result of a completed trial, if it counts.
 
-        A trial without a value counts, although it is FAIL in Optuna. Any other FAIL trial has died, perhaps after its
-        job result was stored: it does not count, and its point is trained again.
+        A FAIL trial has died, perhaps after its job result was stored: its point is trained again.
         """
-        job_result = storage.job_result_of(trial)
-        if job_result is None or storage.was_given_up_sooner(trial, self.job_timeout_seconds):
+        if trial.state is not TrialState.COMPLETE or storage.was_given_up_sooner(trial, self.job_timeout_seconds):
             return None
-        is_without_value = trial.state is TrialState.FAIL and math.isnan(self._value(job_result))
-        return job_result if is_without_value or trial.state is TrialState.COMPLETE else None
+        return storage.job_result_of(trial)

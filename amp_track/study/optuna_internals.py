@@ -18,7 +18,6 @@ from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study._constrained_optimization import _CONSTRAINTS_KEY
 from optuna.study._frozen import FrozenStudy as FrozenStudy
-from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
 
@@ -98,11 +97,6 @@ def write_attributes(
                 known = sqlalchemy.delete(model).where(model.trial_id == trial_id, model.key.in_(list(attributes)))
                 session.execute(known)
                 session.execute(sqlalchemy.insert(model), rows)
-
-
-def pareto_front(study: optuna.Study, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the same as `best_trials`, which copies all trials first."""
-    return _get_pareto_front_trials_by_trials(trials, study.directions, consider_constraint=True)
 
 
 def asked_params(trial: FrozenTrial) -> dict[str, Any]:

@@ -204,4 +204,4 @@ def trainings(study: optuna.Study, job: Job) -> tuple[list[TrialRow], list[int]]
         for trial in finished
         if (job_result := storage.job_result_of(trial)) is not None
     ]
-    return rows, [trial.number for trial in optuna_internals.pareto_front(study, finished)]
+    return rows, [trial.number for trial in study.best_trials]

@@ -302,24 +302,12 @@ def finished_trials(study: optuna.Study, *others: str) -> dict[str, dict[int, bo
         end_stale_trials(each)
     return {
         each.study_name: {
-            trial.number: _is_measured(each, trial)
+            trial.number: trial.state is not TrialState.FAIL  # a FAIL trial has died: its job runs again
             for trial in each.get_trials(deepcopy=False)
             if trial.state.is_finished()
         }
         for each in studies
     }
-
-
-def _is_measured(study: optuna.Study, trial: FrozenTrial) -> bool:
-    """Return whether a study has the measurement of a trial that has ended.
-
-    A trial of NAME/seeds without a metric is FAIL in Optuna. Any other FAIL trial has died, perhaps with its job result
-    stored, and its job runs again.
-    """
-    if trial.state is not TrialState.FAIL:
-        return True
-    job_result = job_result_of(trial) if study.study_name.endswith("/seeds") else None
-    return job_result is not None and (job_result.metric is None or math.isnan(job_result.metric))
 
 
 def parts_by_study(names: Iterable[str]) -> dict[str, list[str]]:

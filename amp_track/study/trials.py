@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import optuna
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
@@ -34,10 +33,10 @@ _FIRST_HEARTBEAT_SECONDS = 0.25
 
 @dataclass
 class NextTrial:
-    """A trial that runs, and its value once it is known."""
+    """A trial that runs, and its finite or infinite value once it is known."""
 
     trial: optuna.Trial
-    value: Value = math.nan
+    value: Value = field(init=False)
 
 
 @contextmanager
@@ -47,9 +46,9 @@ def next_trial(study: optuna.Study) -> Iterator[NextTrial]:
     Trials of dead search workers are not handled here: the loops of a search and a grid end them before, and the batch
     sampler does while it waits for its turn.
 
-    A trial with the value NaN becomes FAIL, a block that raises TrialPruned ends, and its trial becomes PRUNED. If
-    another search worker has failed the trial meanwhile, its measurement is discarded with a warning. After any other
-    exception of the block, which is passed on, the trial is FAIL.
+    A block that raises TrialPruned ends, and its trial becomes PRUNED. If another search worker has failed the trial
+    meanwhile, its measurement is discarded with a warning. After any other exception of the block, which is passed on,
+    the trial is FAIL.
     """
     with warnings.catch_warnings():
         # Optuna warns that `ask` sends no heartbeats: `_beating` does.
@@ -60,10 +59,7 @@ def next_trial(study: optuna.Study) -> Iterator[NextTrial]:
         with _beating(study, trial):
             yield asked
         values = asked.value if isinstance(asked.value, tuple) else (asked.value,)
-        if any(map(math.isnan, values)):
-            _tell(study, trial, TrialState.FAIL)
-        else:
-            _tell(study, trial, TrialState.COMPLETE, [float(value) for value in values])
+        _tell(study, trial, TrialState.COMPLETE, [float(value) for value in values])
     except optuna.TrialPruned:
         with contextlib.suppress(UpdateFinishedTrialError):  # it has measured nothing
             _tell(study, trial, TrialState.PRUNED)

@@ -62,6 +62,16 @@ def test_max_batch_after_a_search_does_not_hide_its_trainings(precisions: tuple[
 
 
 @pytest.mark.slow
+def test_one_more_precision_later_does_not_hide_the_seeds_of_a_search() -> None:
+    searched = search(
+        asked(precisions=("fp32", "bf16"), trials=2, seeds=2, max_batch_size=64), runner=SimulatedRunner()
+    )
+    max_batch(asked(precisions=("amp",), max_batch_size=64), runner=SimulatedRunner())
+    assert searched.seeds is not None
+    assert reported().seeds == searched.seeds
+
+
+@pytest.mark.slow
 def test_fewer_precisions_later_hide_nothing_of_a_study() -> None:
     found = max_batch(asked(max_batch_size=64), runner=SimulatedRunner())
     page = Path(found.report).read_text()

@@ -232,7 +232,7 @@ def test_the_cost_is_said_before_the_first_training(capfd: pytest.CaptureFixture
     (place,) = [index for index, line in enumerate(lines) if line.startswith("training within the max batches: ")]
     assert lines[place] == (
         "training within the max batches: 4 trials (--trials) and 4 trainings over seeds (--seeds) of about "
-        "7.1 s each, 57 s in all; none starts after 2 h of training (--time-limit)"
+        "7 s each, 56 s in all; none starts after 2 h of training (--time-limit)"
     )
     assert lines[0] == (
         "searching: first every max batch (no time limit), then 4 trials (--trials) and 2 seeds per precision "

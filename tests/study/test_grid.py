@@ -1,3 +1,4 @@
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +50,7 @@ class Trainings:
         self.points.append(point)
         if len(self.points) == self._killed_at:
             raise KeyboardInterrupt
-        metric = None if point["seed"] == self._diverging else 0.9 + point["seed"] / 1000
+        metric = math.inf if point["seed"] == self._diverging else 0.9 + point["seed"] / 1000
         return JobResult(status=JobStatus.FITS, metric=metric, steps=10), f"run {trial.number}"
 
 
