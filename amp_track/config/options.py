@@ -379,6 +379,12 @@ class Request:
             )
         if effective is not None and effective % self.job.nproc:
             raise BadInput(f"--effective-batch-size: got {effective}, expected a multiple of --nproc {self.job.nproc}.")
+        multiple = self.max_batch_options.multiple_of
+        if effective is not None and effective // self.job.nproc % multiple:
+            of_each = f" × --nproc {self.job.nproc}" if self.job.nproc > 1 else ""
+            raise BadInput(
+                f"--effective-batch-size: got {effective}, expected a multiple of --multiple-of {multiple}{of_each}."
+            )
 
     def check_max_batch_options(self) -> None:
         """Raise BadInput for an option of the max batch search without --batch-size auto."""

@@ -6,7 +6,7 @@ larger ones get a separate segment, rounded up to 2 MiB. A freed block joins its
 smallest sufficient free block serves the next request. If the device has no memory for another segment, completely free
 segments are released, and the request is retried.
 
-Pure Python: no torch, no device. `expandable_segments` and other settings of PYTORCH_CUDA_ALLOC_CONF are not simulated.
+Pure Python: no torch, no device. `expandable_segments` and other settings of the environment are not simulated.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+SETTINGS_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables that change these rules."""
 
 # The constants of CUDACachingAllocator.cpp.
 ROUNDING_BYTES = 512  # kMinBlockSize: every block is a multiple of it

@@ -112,9 +112,13 @@ class PrecisionResult:
 
         A run of a single step has none: it also starts up the device.
         """
+        return dict(self.throughput).get(self.max_batch.batch_size) or self.speed_of_longest_run
+
+    @property
+    def speed_of_longest_run(self) -> float | None:
+        """The samples per second of the longest run at the max batch, which may include the loading of data."""
         runs = [run for run in (self.confirmation, self.at_max_batch) if run is not None and run.steps != 1]
-        timed = dict(self.throughput).get(self.max_batch.batch_size)
-        return timed or next((run.samples_per_second for run in runs), None)
+        return next((run.samples_per_second for run in runs), None)
 
     @property
     def peak_bytes(self) -> int | None:

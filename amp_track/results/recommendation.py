@@ -146,7 +146,8 @@ def _of_max_batch(fitted: MaxBatchResult) -> Recommendation | None:
     chosen = {"precision": precision, "batch_size": batches[precision], "job_timeout_seconds": None}
     if precision in parts:
         chosen["grad_accum"] = parts[precision][1]
-    choice = _recommended(fitted, chosen, speed=speeds[precision] or None, speed_of_fp32=speeds.get(REFERENCE))
+    speed = speeds[precision] or None
+    choice = _recommended(fitted, chosen, speed=speed, speed_of_fp32=_speed_of_fp32(fitted, precision, speed))
     own = fitted.precisions[precision].readings.get(choice.batch_size, ())
     return dataclasses.replace(choice, readings=max(len(own), 1))
 
@@ -154,6 +155,19 @@ def _of_max_batch(fitted: MaxBatchResult) -> Recommendation | None:
 def _speed_at(found: PrecisionResult, batch_size: int) -> float:
     """Return the samples/s of the probe at a batch, or those at the max batch if the probe was too short."""
     return dict(found.throughput).get(batch_size) or found.samples_per_second or 0.0
+
+
+def _speed_of_fp32(fitted: MaxBatchResult, precision: str, speed: float | None) -> float | None:
+    """Return the best samples/s of fp32 to compare a speed at a precision with; None if it is unknown.
+
+    If no batch of fp32 was timed, it is as much slower as its run at its max batch was: both of these load data.
+    """
+    of_fp32, found = fitted.precisions.get(REFERENCE), fitted.precisions[precision]
+    if of_fp32 is None or of_fp32.best_speed:
+        return of_fp32.best_speed if of_fp32 is not None else None
+    if not speed or not found.speed_of_longest_run or not of_fp32.speed_of_longest_run:
+        return of_fp32.samples_per_second
+    return speed * of_fp32.speed_of_longest_run / found.speed_of_longest_run
 
 
 def _of_search(result: SearchResult) -> Recommendation | None:

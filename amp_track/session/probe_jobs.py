@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from amp_track.batch_search.search import Limit
 from amp_track.config.job import Job, loads_in_its_own_process, steps_per_epoch, total_steps
 from amp_track.config.precisions import Precision
 from amp_track.memory_plan import gpus
+from amp_track.memory_plan.allocator import SETTINGS_VARIABLES
 from amp_track.records.plan import Forecast, ForecastTask
 from amp_track.records.result import JobResult
 from amp_track.report import progress
@@ -231,6 +233,8 @@ class Plans:
         self.seconds = time.perf_counter() - started
         if forecasts.reason:
             progress.say(f"no memory plan ({forecasts.reason}); the search starts without one")
+        if any(os.environ.get(name) for name in SETTINGS_VARIABLES):  # only their line remains of use
+            return {name: dataclasses.replace(each, traces=None) for name, each in forecasts.by_precision}
         return dict(forecasts.by_precision)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from amp_track.config.cli_params import Affects, flags_of
 from amp_track.config.job import Job
+from amp_track.memory_plan.allocator import SETTINGS_VARIABLES
 from amp_track.records.errors import StoreFailed
 from amp_track.records.units import format_bytes
 from amp_track.report import progress
@@ -34,6 +35,8 @@ _SOURCE = "workload source"
 """The setting that another version of the target's files changes."""
 _METER_VERSION = 9
 """Increase it when limits, meter or confirmation runs change so that max batches found before may not hold."""
+_CUDA_VARIABLES = (*SETTINGS_VARIABLES, "CUBLAS_WORKSPACE_CONFIG")
+"""Environment variables that change the memory that a training takes on a GPU."""
 _MOST_DRIFT = 0.05
 """Relative change of free memory above which a study without a memory budget prints a warning."""
 
@@ -238,7 +241,7 @@ def _say_what_has_changed(studies: Studies, study: Study) -> None:
         "meter": "the memory meter of amp_track has changed",
     }
     named = {"threads": "the number of threads", "allocator": "GLIBC_TUNABLES", "torch": "torch"}
-    named |= {library: library for library in source.LIBRARIES}
+    named |= {name: name for name in (*source.LIBRARIES, *_CUDA_VARIABLES)}
     if (found := storage.differing_only_in({*hashed, *named}, study)) is not None:
         other, values = found
         changes = [
@@ -297,6 +300,7 @@ def _max_batch_settings(session: Session) -> dict[str, str]:
         "allocator": heap.with_huge_pages(os.environ.get(heap.TUNABLES_VARIABLE, "")),
         "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
     }  # GPU memory depends on neither, and machines with the same GPU differ in both
+    on_cuda = {name: value for name in _CUDA_VARIABLES if (value := os.environ.get(name))}
     return _settings_that_affect(job, Affects.MAX_BATCH) | {
         **({"command": shlex.join(job.command)} if job.command else {}),
         "workload": inspection.workload_name,
@@ -312,7 +316,7 @@ def _max_batch_settings(session: Session) -> dict[str, str]:
         "torch": dict(inspection.versions)["torch"],
         **dict(inspection.libraries),
         "meter": str(_METER_VERSION),
-        **(on_cpu if inspection.hardware.kind == "cpu" else {}),
+        **{"cpu": on_cpu, "cuda": on_cuda}.get(inspection.hardware.kind, {}),
     }
 
 

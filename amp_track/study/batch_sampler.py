@@ -29,6 +29,7 @@ from amp_track.batch_search.search import (
     explore,
     line_of,
 )
+from amp_track.config.job import micro_batch
 from amp_track.config.precisions import PRECISIONS
 from amp_track.memory_plan.predict import ReplayedMemory
 from amp_track.memory_plan.replay import TraceFamily
@@ -142,6 +143,13 @@ class Goal:
         """Return the largest multiple of `multiple_of` up to `max_batch`; 0 if there is none."""
         return max_batch // self.multiple_of * self.multiple_of
 
+    def batch_to_train(self, max_batch: int) -> int:
+        """Return the batch up to `max_batch` that is trained at, if batches are not timed first; 0 if there is none."""
+        if self.effective_batch_size is None or self.recommends:
+            return self.multiple_up_to(max_batch)
+        parts = micro_batch(self.effective_batch_size, max_batch, multiple_of=self.multiple_of)
+        return parts[0] if parts is not None else 0
+
 
 class BatchSampler(optuna.samplers.BaseSampler):
     """Chooses the next job from the trials in the storage. It is stateless, so a study can be resumed.
@@ -199,13 +207,15 @@ class BatchSampler(optuna.samplers.BaseSampler):
         step = self._explore(done, precision, running)
         if isinstance(step, Proposal):
             return step
-        multiple, is_refuted = self.goal.multiple_up_to(step.batch_size), was_refuted(done[precision])
+        multiple, is_refuted = self.goal.batch_to_train(step.batch_size), was_refuted(done[precision])
         jobs = [*done[precision], *running]
         confirmed = {job.batch_size for job in jobs if job.kind == "confirm"}
         whole = {job.batch_size for job in jobs if job.includes_the_end or self.goal.whole_probes}
         if multiple and multiple not in (confirmed if is_refuted else whole):
             kind = "confirm" if is_refuted else "multiple"
             reason = f"largest multiple of {self.goal.multiple_of} up to the max batch"
+            if self.goal.effective_batch_size is not None:
+                reason = f"largest batch up to the max batch that divides {self.goal.effective_batch_size}"
             return Proposal(precision, multiple, kind, reason)
         if step.bound != "memory" or not step.batch_size or step.first_failing_batch is None:
             return None

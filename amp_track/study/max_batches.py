@@ -30,6 +30,8 @@ from amp_track.study.max_batch_jobs import (
 )
 from amp_track.workers import interrupts
 
+_NEARLY = 0.85
+"""A batch of at least this fraction of the max batch is near enough to recommend, if it leaves headroom."""
 _TRIAL_OF_SEARCH = "trial of the search"
 
 
@@ -84,6 +86,10 @@ def _result_of(done: list[Done], max_batch: MaxBatch, goal: Goal) -> PrecisionRe
     probed = min(at_max_batch, key=lambda job: job.kind == "confirm", default=None)
     readings = {batch: tuple(own) for batch, own in speed_readings(done).items() if batch <= max_batch.batch_size}
     largest = largest_with_headroom(done, max_batch.batch_size, goal.recommended_bytes)
+    # Probes are far apart: that one of them leaves headroom does not mean that no larger batch does.
+    was_searched = any(job.kind in ("headroom", "timing") for job in done) or largest >= _NEARLY * max_batch.batch_size
+    if not was_searched:
+        largest = 0
     most = largest or max_batch.batch_size
     compared = goal.candidates(most)
     is_free = goal.multiple_of == 1 and goal.effective_batch_size is None

@@ -69,6 +69,10 @@ INSPECTED = [
     (["train", DIGITS, "--memory-budget", "900TiB"], "expected at most "),
     (["max-batch", DIGITS, "--memory-budget", "1MiB", "--headroom", "2MiB"], "expected less than 1 MiB"),
     (["train", DIGITS, "--effective-batch-size", "100"], "expected a multiple of the batch size 64"),
+    (
+        ["max-batch", DIGITS, "--effective-batch-size", "100", "--multiple-of", "8"],
+        "--effective-batch-size: got 100, expected a multiple of --multiple-of 8.",
+    ),
     (["train", DIGITS, "--device", "cuda:77"], "--device: got 'cuda:77', expected one of auto, cpu"),
     (["train", DIGITS, "--batch-size", "1438"], "--batch-size: got 1438, expected at most 1437, the number of"),
     (["train", DIGITS, "--set", "depth=3"], "--set depth: got '3', expected an option of"),

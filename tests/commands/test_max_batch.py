@@ -217,11 +217,13 @@ def test_what_starts_a_new_study_without_a_flag_is_said(
 ) -> None:
     class Changing(SimulatedRunner):
         now: ClassVar[dict[str, Any]] = {}
+        device = "cpu"  # where threads and allocator count
 
         def inspect(self, job: Job) -> Inspection:
             found = super().inspect(job)
-            on_cpu = dataclasses.replace(found.hardware, kind="cpu")  # where threads and allocator count
-            return dataclasses.replace(found, hardware=on_cpu, **self.now)
+            return dataclasses.replace(
+                found, hardware=dataclasses.replace(found.hardware, kind=self.device), **self.now
+            )
 
     def interrupt(job: Job) -> None:
         raise KeyboardInterrupt
@@ -243,6 +245,10 @@ def test_what_starts_a_new_study_without_a_flag_is_said(
     Changing.now["libraries"] = ()
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
     assert "the number of threads is 77 instead of " in start("# two")
+    Changing.device = "cuda"
+    start("# two")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert "PYTORCH_CUDA_ALLOC_CONF is expandable_segments:True instead of not there" in start("# two")
     Changing.now |= {"dataset_digest": "other", "versions": (("torch", "3"),)}
     assert ", the data has changed and torch is 3 instead of 2\n" in start("# two")
 
@@ -534,6 +540,13 @@ class TestMaxBatches:
             train(asked(effective_batch_size=500, study=None, job={"precision": "fp32"}), runner=runner)
         with pytest.raises(BadInput, match="got 5001, expected at most 5000, the number of training samples"):
             max_batch(asked(effective_batch_size=5001), runner=runner)
+
+    def test_a_divisor_of_the_effective_batch_is_probed_before_it_is_trained_at(self) -> None:
+        runner = SimulatedRunner()
+        question = asked(effective_batch_size=500, job={"precision": "fp32", "epochs": 1})
+        trained = train(dataclasses.replace(question, find_batch_size=True), runner=runner)
+        assert trained.job.batch_size == 125
+        assert [job.batch_size for job in runner.jobs].count(125) == 2
 
     def test_the_memory_of_one_sample_that_does_not_fit_is_told(self) -> None:
         message = "not even one sample fits 1 MiB; it needs: fp32 2,137,152 bytes"

@@ -15,7 +15,7 @@ READ = [
     (values.positive_integer, {"1": 1, "1000000000000000": 10**15}),
     (values.natural_number, {"0": 0, " 7 ": 7, "007": 7}),
     (values.precision, {"fp16": "amp"}),
-    (values.precisions, {"fp16,bf16,amp": ("amp", "bf16"), "bf16, fp32,bf16": ("bf16", "fp32")}),
+    (values.precisions, {"fp16,bf16,amp": ("amp", "bf16"), "bf16, fp32,bf16": ("fp32", "bf16")}),
     (values.one_of("linear", "sqrt"), {"sqrt": "sqrt"}),
     (values.interval, {"1e-4,1e-2": (1e-4, 1e-2)}),
     (values.option, {"path=a=b": ("path", "a=b")}),

@@ -108,6 +108,24 @@ def test_the_speed_is_that_of_the_batch_that_is_chosen() -> None:
     assert (choice.precision, choice.speed_ratio) == ("bf16", 1.1)
 
 
+def test_the_speed_is_compared_with_the_best_of_fp32() -> None:
+    of_fp32 = dataclasses.replace(fitted(100, (50, 800.0), (100, 1000.0)), recommended_batch=50)
+    choice = recommend(max_batch(fp32=of_fp32, bf16=fitted(200, (200, 1900.0))))
+    assert choice is not None
+    assert choice.speed_ratio == 1.9
+
+
+def test_fp32_that_was_not_timed_is_compared_by_runs_that_load_data() -> None:
+    def run(speed: float) -> JobResult:
+        return JobResult(status=JobStatus.FITS, steps=10, samples_per_second=speed)
+
+    of_fp32 = dataclasses.replace(fitted(100), confirmation=run(500.0))
+    of_bf16 = dataclasses.replace(fitted(200, (200, 1900.0)), confirmation=run(800.0))
+    choice = recommend(max_batch(fp32=of_fp32, bf16=of_bf16))
+    assert choice is not None
+    assert (choice.samples_per_second, choice.speed_ratio) == (1900.0, 1.6)
+
+
 def test_a_fast_training_that_is_worse_is_not_chosen() -> None:
     result = search(
         trained(0, "fp32", 16, 700, 0.90), trained(1, "bf16", 16, 1400, 0.895), trained(2, "bf16", 200, 1900, 0.85)
