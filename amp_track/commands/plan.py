@@ -32,7 +32,7 @@ def plan(request: Request) -> PlanResult:
     """Predict the memory of a training step. Raises BadInput if the step cannot run on fake tensors."""
     for target in (request.job.workload, *request.more_targets):
         source.check_reference(target)
-    plan_check.check_options(request)
+    plan_check.check_options(request, planned_targets(request))
     _check_targets(request)
     result = _planned_all(request) if request.more_targets else _planned(request)
     if request.plan_options.csv is not None:

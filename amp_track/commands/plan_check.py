@@ -26,8 +26,8 @@ from amp_track.results.plan_check import PlanRecord, moves
 _MOST_BYTES = 2**26
 
 
-def check_options(request: Request) -> None:
-    """Raise BadInput if the options of a comparison contradict each other, or its file cannot be read."""
+def check_options(request: Request, targets: Sequence[PlanTarget]) -> None:
+    """Raise BadInput if a comparison is impossible: by its options, its file or its revision."""
     options, target = request.plan_check_options, request.job.workload
     if options.check is None and options.against is None and not options.update:
         if options.tolerance != PlanCheckOptions().tolerance:
@@ -45,7 +45,11 @@ def check_options(request: Request) -> None:
     if options.check is not None and options.update:
         check_writable("--check", options.check)
     elif options.check is not None:
-        PlanRecord.from_json(_content(options.check), options.check)
+        before = PlanRecord.from_json(_content(options.check), options.check)
+        before.check_settings(settings_of(request, targets), options.check)
+    elif options.against is not None:
+        with tempfile.TemporaryDirectory(prefix="amp_track-") as folder, _files_at(options.against, request, folder):
+            pass
 
 
 def compared(result: PlanResult, request: Request, plan: Callable[[Request], PlanResult]) -> PlanResult:

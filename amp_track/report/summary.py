@@ -109,7 +109,11 @@ def _compared(result: CompareResult, chosen: Cell) -> str:
     if chosen.precision == REFERENCE:
         others = [name for name in result.precisions if name != REFERENCE]
         faster = [name for name in others if result.verdict(result.cell(chosen.value, name)) is Speed.FASTER]
-        return _faster_but_worse(faster, result.metric_name) if faster else _no_faster(others, "")
+        failed = [name for name in faster if result.cell(chosen.value, name).failure is not None]
+        parts = [f"faster with {' and '.join(failed)}, but not all of these trainings completed"] * bool(failed)
+        if worse := [name for name in faster if name not in failed]:
+            parts.append(_faster_but_worse(worse, result.metric_name))
+        return "; ".join(parts) or _no_faster(others, "")
     speed, memory = result.ratio(chosen, "samples_per_second"), result.ratio(chosen, "train_memory_bytes")
     parts = []
     if speed is not None:

@@ -85,6 +85,16 @@ class PlanRecord:
                 "with --update."
             ) from None
 
+    def check_settings(self, settings: Mapping[str, str], name: str) -> None:
+        """Raise BadInput if a plan with other settings was written to the file with that name."""
+        for flag in {**self.settings, **settings}:
+            earlier, value = (each.get(flag, "none") for each in (self.settings, settings))
+            if value != earlier:
+                raise BadInput(
+                    f"{flag}: {value} here, but {earlier} for {name}. Plan with the same flags, or write the file "
+                    "again with --update."
+                )
+
     def to_json(self) -> bytes:
         return RootModel[PlanRecord](self).model_dump_json(indent=1).encode() + b"\n"
 
@@ -108,15 +118,8 @@ def moves(before: PlanRecord, now: PlanRecord, tolerance: Tolerance, name: str) 
     """Return the peaks and safe batches that have moved since an earlier plan.
 
     Raises:
-        BadInput: the two were made with other settings, or have other precisions.
+        BadInput: the two have other precisions.
     """
-    for flag in {**before.settings, **now.settings}:
-        earlier_value, value = (record.settings.get(flag, "none") for record in (before, now))
-        if value != earlier_value:
-            raise BadInput(
-                f"{flag}: {value} here, but {earlier_value} for {name}. Plan with the same flags, or write the file "
-                "again with --update."
-            )
     for precision in sorted(before.peaks.keys() ^ now.peaks.keys()):
         has = "has no" if precision in now.peaks else "also has"
         raise BadInput(f"{name} {has} {precision}. Write it again with --update.")

@@ -251,8 +251,9 @@ def test_a_check_fails_where_a_peak_has_moved(amp_track: Command, tmp_path: Path
     same = check()
     assert same.returncode == 0, same.stderr
     assert same.stdout.splitlines()[-1] == "No peak and no safe batch has moved by more than 1% since memory.json."
-    other = check("--set", "width=96")
+    other = check("--set", "width=96", "--csv", "plans.csv", "--track")
     assert (other.returncode, other.stdout) == (2, "")
+    assert [file.name for file in tmp_path.iterdir()] == ["memory.json"], "nothing else is written"
     assert other.stderr.startswith("amp-track: --set width: 96 here, but none for memory.json.")
     changed = tmp_path / "workloads.py"
     changed.write_text(WORKLOADS.read_text().replace("width: int = 64", "width: int = 96"))
@@ -301,8 +302,9 @@ def test_a_plan_is_compared_with_that_of_another_commit(
     moved = amp_track(*plan)
     assert moved.returncode == 4
     assert "fp32, peak of tensors at batch 64: " in moved.stderr
-    unknown = amp_track(*plan[:-1], "v9")
+    unknown = amp_track(*plan[:-1], "v9", "--csv", "plans.csv")
     assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert not (tmp_path / "plans.csv").exists()
     assert unknown.stderr.startswith("amp-track: --against v9: ")
 
 

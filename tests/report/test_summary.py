@@ -302,6 +302,17 @@ def test_seeds_that_one_precision_lacks_are_not_counted() -> None:
     assert answer(changed(lose_one)).headline.endswith("over 2 seeds")
 
 
+def test_a_faster_precision_of_which_one_training_failed_is_not_said_to_be_worse() -> None:
+    def lose_one(each: TrialRow) -> JobResult:
+        if each.run_id.endswith("0") and each.precision != "fp32":
+            return JobResult(status=JobStatus.TIMED_OUT)
+        speed = 100.0 if each.precision == "fp32" else 200.0
+        return dataclasses.replace(each.job_result, samples_per_second=speed)
+
+    said = answer(changed(lose_one)).headline
+    assert said.endswith(": faster with tf32 and amp and bf16, but not all of these trainings completed")
+
+
 def test_made_up_data_has_no_loss_and_is_not_trained_on() -> None:
     made_up = changed(
         lambda each: dataclasses.replace(each.job_result, metric=None),

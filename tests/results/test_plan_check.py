@@ -53,9 +53,9 @@ def test_only_more_than_the_tolerance_has_moved(before: int, now: int) -> None:
         ({"TARGET": "a.py", "--precision": "amp", "--set": "width=8"}, "--set: width=8 here, but none for a.json"),
     ],
 )
-def test_a_plan_with_other_flags_is_no_move(settings: dict[str, str], problem: str) -> None:
+def test_a_plan_with_other_flags_is_rejected(settings: dict[str, str], problem: str) -> None:
     with pytest.raises(BadInput, match=f"^{problem}"):
-        moves(record(), dataclasses.replace(record(), settings=settings), ONE_PERCENT, "a.json")
+        record().check_settings(settings, "a.json")
 
 
 def test_a_safe_batch_that_moved_names_the_layers_too() -> None:
