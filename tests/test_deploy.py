@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import re
 import shlex
 import subprocess
@@ -13,6 +16,7 @@ import pytest
 import yaml
 from support import ROOT
 
+from amp_track.commands import ui
 from amp_track.config.commands import FLAGS
 
 DEPLOY = ROOT / "deploy"
@@ -42,6 +46,15 @@ def test_no_file_is_without_a_check() -> None:
 
 def loaded(name: str) -> Any:
     return yaml.safe_load((DEPLOY / name).read_text())
+
+
+def test_the_dashboard_of_compose_calls_a_function_that_exists() -> None:
+    service = loaded("compose.yaml")["services"]["dashboard"]
+    program = re.fullmatch(r"from (\S+) import (\w+); \2(\(.+\))", service["entrypoint"][-1])
+    assert program is not None
+    called = getattr(importlib.import_module(program[1]), program[2])
+    inspect.signature(called).bind(*ast.literal_eval(program[3]))
+    assert service["environment"].keys() == {ui._DASHBOARD_STORAGE, ui._DASHBOARD_TRACKING}
 
 
 (SBATCH,) = re.findall(r"^#   sbatch deploy/slurm.sbatch (.*)$", (DEPLOY / "slurm.sbatch").read_text(), re.MULTILINE)
