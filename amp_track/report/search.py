@@ -109,7 +109,7 @@ def notes(result: SearchResult) -> list[str]:
     if undertrained := [text for name in result.limits.precisions if (text := _undertrained(result, name))]:
         lines.append(
             f"Few optimizer steps, so the model is undertrained: {'; '.join(undertrained)}. Compare with more "
-            "--epochs, the same --steps, or --lr-scaling."
+            "--epochs, the same --steps, or --lr-scaling, with another --study."
         )
     if result.seeds is not None:
         lines += [seeds_note(result, result.seeds), *[NOTHING_LEARNED] * (not result.seeds.has_learned)]

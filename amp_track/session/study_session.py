@@ -276,7 +276,7 @@ def _settings(session: Session, part: str) -> dict[str, str]:
     training = (
         _max_batch_settings(session)
         | _settings_that_affect(session.job, Affects.TRAINING)
-        | {"search-lr": str(session.request.search_options.lr_range), "precision": ",".join(session.precisions)}
+        | {"lr_range": str(session.request.search_options.lr_range), "precision": ",".join(session.precisions)}
     )
     if part != "compare":
         return training
@@ -326,7 +326,10 @@ def _settings_that_affect(job: Job, what: Affects) -> dict[str, str]:
 
 
 def _default_study_name(session: Session) -> str:
-    """Return a name derived from the settings: the same command resumes its study, any other makes a new one."""
+    """Return a name derived from the settings that the max batches, or a comparison, depend on.
+
+    So max-batch and search share a study. A search that only trains otherwise has the same name: `check` rejects it.
+    """
     settings = _settings(session, "max-batch" if session.request.compare_options is None else "compare")
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
     budget = session.job.memory_budget_bytes

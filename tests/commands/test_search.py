@@ -120,6 +120,13 @@ def test_the_pareto_front_has_what_nothing_beats_in_both() -> None:
     assert all(result.trials[number].precision == "bf16" for number in result.pareto), "as good, and faster"
 
 
+def test_a_search_that_only_trains_otherwise_needs_another_study() -> None:
+    search(asked("fp32", trials=1), runner=SimulatedRunner())
+    changed = r"created with lr_range None; this command has \(0\.001, 0\.01\)\. .* use another --study\."
+    with pytest.raises(BadInput, match=changed):
+        search(asked("fp32", trials=1, lr_range=(1e-3, 1e-2)), runner=SimulatedRunner())
+
+
 def test_a_metric_that_is_not_finite_cannot_win() -> None:
     runner = SimulatedRunner(metric=lambda job: math.nan)
     result = search(asked("fp32", trials=2, study="diverges"), runner=runner)
