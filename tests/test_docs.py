@@ -227,6 +227,14 @@ def test_every_command_shown_parses() -> None:
             pytest.fail(f"{page}: amp-track {command} {shlex.join(arguments)}: {error}")
 
 
+def test_a_budget_too_small_for_a_gpu_is_given_with_the_cpu() -> None:
+    # README.md says it in words; a plan and an explanation run nothing.
+    small = [(page, words) for page, words in commands_shown() if re.search(r"--memory-budget \d+MiB", " ".join(words))]
+    ran = [(page, words) for page, words in small if words[0] not in ("plan", "explain") and page != "README.md"]
+    assert len(ran) > 5
+    assert [(page, words) for page, words in ran if "cpu" not in words] == []
+
+
 def test_python_shown_parses_and_takes_its_keywords_from_the_flags() -> None:
     calls = 0
     for page in PAGES:

@@ -1,6 +1,6 @@
 """A GAN: two models, two optimizers and one scaler. amp_track waits until both optimizers have stepped.
 
-amp-track max-batch gan:train --precision fp32,bf16 --memory-budget 64MiB
+amp-track max-batch gan:train --device cpu --memory-budget 64MiB --precision fp32,bf16
 """
 
 from __future__ import annotations

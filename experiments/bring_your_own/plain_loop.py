@@ -1,6 +1,6 @@
 """A plain PyTorch loop: the generator yields after each optimizer step, so that amp_track can stop it.
 
-amp-track max-batch plain_loop:train_steps --precision fp32,bf16 --memory-budget 64MiB
+amp-track max-batch plain_loop:train_steps --device cpu --memory-budget 64MiB --precision fp32,bf16
 """
 
 from __future__ import annotations

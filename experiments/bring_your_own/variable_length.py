@@ -1,6 +1,6 @@
 """Texts of different lengths, padded to the longest of their batch: the max batch is that of the longest texts.
 
-amp-track max-batch variable_length:train --memory-budget 64MiB --precision fp32
+amp-track max-batch variable_length:train --device cpu --memory-budget 64MiB --precision fp32
 """
 
 from __future__ import annotations

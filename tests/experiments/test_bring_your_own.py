@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support import MEBIBYTE, ROOT
 
@@ -49,6 +51,12 @@ def test_an_example_fits_and_a_huge_batch_does_not(
     assert job_result.steps >= 3
     small = {"batch_size": most, "memory_budget_bytes": 128 * MEBIBYTE}
     assert runner.run(probe(runner, reference, options, precision=precision, **small)).status is JobStatus.OOM
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
+def test_a_budget_too_small_for_a_gpu_is_given_with_the_cpu(file: Path) -> None:
+    text = file.read_text()
+    assert "64MiB" not in text or "--device cpu" in text or 'device="cpu",' in text
 
 
 @pytest.mark.nightly
