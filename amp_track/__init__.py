@@ -1,7 +1,7 @@
 """Find the precision and the batch size to train with, measured on your model and your device.
 
-`__all__` lists the public names; everything else is private and may change. They are imported on first use: importing
-torch takes seconds.
+`__all__` lists the public names, which are imported on first use: importing torch takes seconds. Those of
+`integrations.lightning`, `.transformers` and `.accelerate` are public too; everything else may change.
 """
 
 from __future__ import annotations

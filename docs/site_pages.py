@@ -38,6 +38,8 @@ API_PAGES = {
     "workload": "Workload Metric",
     "amp-step": "TrainStep StepTotals EvalStep EvalTotals float32_precision Precision "
     "ScaleHistory ScaleChanges ScaleReport",
+    "integrations": "integrations.lightning.max_batch integrations.transformers.max_batch "
+    "integrations.accelerate.watch",
     "results": "MaxBatchResult SearchResult CompareResult TrainResult PlanResult ExplainResult Estimate "
     "Job JobResult JobStatus",
     "errors": "AmpTrackError BadInput BadOption NothingFits PlanMoved StoreFailed TargetFailed",
@@ -104,7 +106,9 @@ def _command_pages() -> dict[str, str]:
 
 def _api_page(title: str, names: list[str]) -> str:
     heading = f"# Python: {title.replace('-', ' ').replace('amp', 'AMP')}"
-    return "\n\n".join([heading, *(f"::: amp_track.{name}" for name in names)]) + "\n"
+    in_full = "\n    options:\n      show_root_full_path: true"  # two integrations have a function of one name
+    described = [f"::: amp_track.{name}{in_full if '.' in name else ''}" for name in names]
+    return "\n\n".join([heading, *described]) + "\n"
 
 
 def _notebook_page(notebook: Path) -> tuple[str, dict[str, bytes]]:

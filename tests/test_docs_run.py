@@ -38,6 +38,7 @@ ELSEWHERE = {
     r"make (search|test)\b": "CI runs it",
     r"(pip install|python3 -m venv) ": "needs a package registry",
     r"srun |amp-track worker mine --launcher (slurm|ray) ": "tests/workers/launchers",
+    r"export MLFLOW_BACKEND_STORE_URI=|mlflow server ": "needs a database, and runs until Ctrl-C",
     r"export AMP_TRACK_STORAGE=": "needs servers: tests/integration/test_several_machines.py and test_postgresql.py",
     r"amp-track worker mine --device cuda:1": "needs two GPUs",
     r"(make gpu|python3 -m benchmarks\.gpu) ": "tests/benchmarks",
