@@ -49,7 +49,7 @@ from benchmarks.finder_results import (
 )
 from benchmarks.peers import PEERS, Case, in_own_process, peer_command
 from benchmarks.processes import ENVIRONMENT, busy_loops
-from benchmarks.provenance import RESULTS, provenance, versions, write
+from benchmarks.provenance import RESULTS, of_device, versions, write
 from benchmarks.trial_phases import end_of_proof, seconds_by_part, seconds_by_phase, timed_trials
 
 BUDGETS_MIB = {"Cnn": 512, "Transformer": 256, "Lstm": 128, "UNet": 512, "ResNet18": 512}
@@ -175,8 +175,7 @@ def _checks(case: Case, rows: Sequence[Row]) -> dict[int, tuple[str, str]]:
 
 def where(file: Path, *, beside: int) -> dict[str, Any]:
     """Return where this runs. Exits if the stored rows are of another device."""
-    one = Job(workload="benchmarks.models:Cnn", device="cpu")
-    result = provenance(JobRunner(one.workload).inspect(one)) | {"beside": beside}
+    result = of_device("benchmarks.models:Cnn", device="cpu") | {"beside": beside}
     result["versions"] |= versions("lightning", "accelerate", "timm", "optuna")
     if file.exists() and (stored := json.loads(file.read_text())["device"]) != result["device"]:
         sys.exit(f"{file} was measured on {stored}, this is {result['device']}: move it first")

@@ -129,12 +129,10 @@ def share(folder: Path, count: int, workers: int) -> dict[str, float]:
     ]
     found = [json.loads(process.communicate()[0]) for process in begun]
     gaps = [next_ - end for each in found for end, next_ in zip(each["ended"], each["begun"][1:], strict=False)]
-    jobs = [end - begin for each in found for begin, end in zip(each["begun"], each["ended"], strict=True)]
     seconds = max(max(each["ended"]) for each in found) - min(min(each["begun"]) for each in found)
     return {
         "workers_between_jobs_seconds": statistics.median(gaps),
-        "workers_job_seconds": statistics.median(jobs),
-        "workers_trainings_per_second": len(jobs) / seconds,
+        "workers_trainings_per_second": sum(len(each["ended"]) for each in found) / seconds,
         "workers_memory_mib": max(each["memory_mib"] for each in found),
     }
 
@@ -306,7 +304,7 @@ def grow(count: int) -> None:
 
 def measure(counts: list[int], repeats: int, workers: int) -> dict[str, Any]:
     """Return the median cost per count. The counts take turns, because the speed of a machine varies over time."""
-    result = provenance.provenance(JobRunner(DIGITS).inspect(Job(workload=DIGITS)))
+    result = provenance.of_device(DIGITS)
     result |= {"n": repeats, "trainings": MORE, "workers": workers}
     found: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
     with tempfile.TemporaryDirectory() as folder:

@@ -16,11 +16,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -173,8 +170,8 @@ def synchronize(case: Case) -> None:
         torch.accelerator.synchronize()
 
 
-def tracked(case: Case, grad_stats_every: int | None) -> dict[str, Any]:
-    """Run `amp-track train` as a user does, and check its records in MLflow."""
+def tracked(case: Case, grad_stats_every: int | None) -> float:
+    """Run `amp-track train` as a user does, and check its records in MLflow. Return its steps/s."""
     import mlflow
 
     from amp_track.commands.train import train
@@ -190,63 +187,43 @@ def tracked(case: Case, grad_stats_every: int | None) -> dict[str, Any]:
     given = {f"job_{name}": value for name, value in settings.items()}
     result = train(request_of("train", case.reference, given, owns_process=True))
     job_result = result.job_result
-    assert job_result.samples_per_second is not None and job_result.train_seconds is not None
+    assert job_result.samples_per_second is not None
     client = mlflow.MlflowClient("sqlite:///mlflow.db")
     on_record = len(client.get_metric_history(result.run_id, "train/step_loss"))
     assert on_record == job_result.steps, f"{on_record} losses of {job_result.steps} steps are on record"
-    run = client.get_run(result.run_id)
-    return {
-        "steps_per_second": job_result.samples_per_second / case.batch_size,
-        # The time that tracking needed after the end of the job.
-        "seconds_after": run.info.end_time / 1000 - run.info.start_time / 1000 - job_result.wall_seconds,
-        "scale_changes": len(client.get_metric_history(result.run_id, "amp/scale")),
-        "diagnosis_seconds": job_result.diagnosis.seconds if job_result.diagnosis is not None else None,
-    }
+    return job_result.samples_per_second / case.batch_size
 
 
 def fewer_steps(case: Case) -> Case:
     return dataclasses.replace(case, steps=case.steps // 3)
 
 
-WAYS: dict[str, Callable[[Case], dict[str, Any]]] = {
-    "bare loop": lambda case: {"steps_per_second": bare(case)},
+WAYS: dict[str, Callable[[Case], float]] = {
+    "bare loop": bare,
     "amp_track": lambda case: tracked(case, None),
     "amp_track --grad-stats-every 100": lambda case: tracked(case, 100),
     # A third of the steps, because they take up to five times as long.
-    "Lightning, every step": lambda case: {"steps_per_second": lightning(fewer_steps(case), 1)},
-    "Lightning, every 50": lambda case: {"steps_per_second": lightning(fewer_steps(case), 50)},
+    "Lightning, every step": lambda case: lightning(fewer_steps(case), 1),
+    "Lightning, every 50": lambda case: lightning(fewer_steps(case), 50),
 }
 
 
 # ------------------------------------------------------------------------- all of them, in turns
 
 
-def in_own_process(case: Case, way: str) -> dict[str, Any]:
+def in_own_process(case: Case, way: str) -> dict[str, float]:
     """Run one way in a separate process and an empty folder, and return its result."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [
-                sys.executable, "-W", "ignore", "-m", "benchmarks.overhead",
-                "--one", way, json.dumps(dataclasses.asdict(case)),
-            ],
-            capture_output=True, text=True, cwd=folder,
-            env=os.environ | ENVIRONMENT,
-        )  # fmt: skip
-    if done.returncode != 0:
-        raise RuntimeError(f"{way} of {case.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    asked = "--one", way, json.dumps(dataclasses.asdict(case))
+    found: dict[str, float] = processes.json_of("benchmarks.overhead", *asked, environment=ENVIRONMENT)
+    return found
 
 
 def measure(cases: list[Case], repeats: int) -> Iterator[dict[str, Any]]:
     """Yield the record of the cases measured so far, after each case."""
-    from amp_track.config.job import Job
-    from amp_track.runner.runner import JobRunner
-
-    result = provenance.provenance(JobRunner(DIGITS).inspect(Job(workload=DIGITS, device=cases[0].device)))
+    result = provenance.of_device(DIGITS, device=cases[0].device)
     result |= {"versions": result["versions"] | provenance.versions("lightning"), "n": repeats, "cases": []}
     for case in cases:
-        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+        runs: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for repeat in range(repeats):
             order = list(WAYS) if repeat % 2 == 0 else list(reversed(WAYS))
             for way in order:
@@ -256,12 +233,10 @@ def measure(cases: list[Case], repeats: int) -> Iterator[dict[str, Any]]:
         yield result
 
 
-def ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """Return ratios of the median steps/s to the bare loop, and of the diagnosis to the same training without it."""
+def ratios(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+    """Return ratios of the median steps/s to the bare loop."""
     medians = {way: statistics.median(run["steps_per_second"] for run in found) for way, found in runs.items()}
-    over_bare = {way: median / medians["bare loop"] for way, median in medians.items()}
-    diagnosing = medians["amp_track --grad-stats-every 100"] / medians["amp_track"]
-    return over_bare | {"--grad-stats-every 100 over without": diagnosing}
+    return {way: median / medians["bare loop"] for way, median in medians.items()}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -284,7 +259,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one:
         way, case = arguments.one
-        print(json.dumps(WAYS[way](Case(**json.loads(case)))))
+        print(json.dumps({"steps_per_second": WAYS[way](Case(**json.loads(case)))}))
         return
     for result in measure(CASES[arguments.device], arguments.repeats):
         provenance.write(f"overhead-{arguments.device}", result)

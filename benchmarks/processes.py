@@ -8,6 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,11 +33,19 @@ def seconds_of(command: list[str], folder: Path) -> float:
     return seconds
 
 
-def json_of(module: str, *arguments: str, folder: str | Path) -> Any:
-    """Run a module in a folder, in a fresh process, and return the JSON that it prints."""
+def json_of(
+    module: str, *arguments: str, folder: Path | None = None, environment: Mapping[str, str] = ENVIRONMENT
+) -> Any:
+    """Run a module in a fresh process and return the JSON on its last line. Without a folder, it runs in an empty one.
+
+    Raises CalledProcessError if it fails.
+    """
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
-    done = subprocess.run(command, cwd=folder, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
+    with tempfile.TemporaryDirectory() as empty:
+        done = subprocess.run(
+            command, cwd=folder or empty, env=os.environ | environment, stdout=subprocess.PIPE, check=True
+        )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compared(ways: Mapping[str, Callable[[], float]], repeats: int, *, over: str) -> dict[str, Any]:

@@ -8,9 +8,10 @@ import importlib.metadata
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from amp_track.config.inspection import Inspection
+if TYPE_CHECKING:
+    from amp_track.config.inspection import Inspection
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -36,6 +37,14 @@ def provenance(found: Inspection) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "versions": dict(found.versions) | versions("torchvision", "mlflow"),
     }
+
+
+def of_device(workload: str, **settings: Any) -> dict[str, Any]:
+    """Return the provenance of measurements on the device of a job of a workload."""
+    from amp_track.config.job import Job  # here, because the bare script of startup imports this module
+    from amp_track.runner.runner import JobRunner
+
+    return provenance(JobRunner(workload).inspect(Job(workload=workload, **settings)))
 
 
 def versions(*names: str) -> dict[str, str | None]:

@@ -18,8 +18,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from amp_track.config.job import Job
-from amp_track.runner.runner import JobRunner
 from benchmarks import markdown, processes, provenance
 from benchmarks.servers import running_server
 
@@ -39,7 +37,7 @@ def timed(command: list[str], store: str) -> float:
 
 def measure(repeats: int, steps: int) -> dict[str, Any]:
     """Return the seconds of both ways, and the ratio of each pair."""
-    found = provenance.provenance(JobRunner(WORKLOAD).inspect(Job(workload=WORKLOAD)))
+    found = provenance.of_device(WORKLOAD)
     train = [sys.executable, "-m", "amp_track", "train", WORKLOAD, "--precision", "fp32", "--steps", str(steps)]
     with tempfile.TemporaryDirectory() as folder, running_server(Path(folder)) as server:
         stores = zip(WAYS, ("sqlite:///mlflow.db", server.address), strict=True)

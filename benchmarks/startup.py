@@ -155,14 +155,7 @@ def measure_start(repeats: int) -> dict[str, Any]:
         print(", ".join(f"{name}: {each:.2f} s" for name, each in zip(STARTS, found[-1], strict=True)), file=sys.stderr)
     seconds = {name: list(of_one) for name, of_one in zip(STARTS, zip(*found, strict=True), strict=True)}
     medians = {name: statistics.median(of_one) for name, of_one in seconds.items()}
-    return _provenance(repeats) | {"seconds": seconds, "seconds_median": medians}
-
-
-def _provenance(repeats: int) -> dict[str, Any]:
-    from amp_track.config.job import Job  # here, because the bare script is this module too
-    from amp_track.runner.runner import JobRunner
-
-    return provenance.provenance(JobRunner(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats}
+    return provenance.of_device(DIGITS) | {"n": repeats, "seconds": seconds, "seconds_median": medians}
 
 
 def measure_train(precisions: list[str], repeats: int) -> dict[str, Any]:
@@ -173,7 +166,8 @@ def measure_train(precisions: list[str], repeats: int) -> dict[str, Any]:
         ways = {name: functools.partial(timed, command) for name, command in commands(precision).items()}
         found[precision] = processes.compared(ways, repeats, over="bare script")
         first_lines += (first_line(commands(precision)["amp-track train"]) for _ in range(repeats))
-    return _provenance(repeats) | {
+    return provenance.of_device(DIGITS) | {
+        "n": repeats,
         "precisions": found,
         "first_line_seconds": first_lines,
         "first_line_seconds_median": statistics.median(first_lines),

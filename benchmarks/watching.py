@@ -16,12 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from typing import Any
 
 from amp_track.config.job import Job
-from amp_track.runner.runner import JobRunner
 from benchmarks import markdown, processes, provenance
 
 WARM_UP_STEPS = 20
@@ -37,8 +35,8 @@ BLOCKS = 24
 """Pairs of blocks of steps, watched and not watched, of one loop."""
 
 
-def seconds_per_step(width: int, steps: int, *, watched: bool) -> dict[str, float]:
-    """Return the CPU and wall seconds of a step of a plain loop."""
+def seconds_per_step(width: int, steps: int, *, watched: bool) -> float:
+    """Return the CPU seconds of a step of a plain loop."""
     import torch
     import torch._dynamo  # as in a job process
     from torch import nn
@@ -55,16 +53,15 @@ def seconds_per_step(width: int, steps: int, *, watched: bool) -> dict[str, floa
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     count = BATCH_SIZE * (WARM_UP_STEPS + steps)
     data = TensorDataset(torch.randn(count, 64), torch.randint(0, 10, (count,)))
-    cpu_seconds = wall_seconds = 0.0
+    started = 0.0
     for index, (inputs, targets) in enumerate(DataLoader(data, batch_size=BATCH_SIZE)):
         if index == WARM_UP_STEPS:
-            cpu_seconds, wall_seconds = time.thread_time(), time.perf_counter()
+            started = time.thread_time()
         loss: torch.Tensor = nn.functional.cross_entropy(model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-    cpu_seconds, wall_seconds = time.thread_time() - cpu_seconds, time.perf_counter() - wall_seconds
-    return {"cpu_seconds": cpu_seconds / steps, "wall_seconds": wall_seconds / steps}
+    return (time.thread_time() - started) / steps
 
 
 def seconds_of_watch(width: int, steps: int, settings: dict[str, Any]) -> dict[str, list[float]]:
@@ -103,32 +100,25 @@ def seconds_of_watch(width: int, steps: int, settings: dict[str, Any]) -> dict[s
     return found
 
 
-def _in_own_process(*arguments: str) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        return processes.json_of("benchmarks.watching", *arguments, folder=folder)
-
-
 def measure(repeats: int) -> dict[str, Any]:
-    workload = str(processes.ROOT / "experiments" / "digits.py")
-    runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {"bare": [], "watched": []} for name in WIDTHS}
+    runs: dict[str, dict[str, list[float]]] = {name: {"bare": [], "watched": []} for name in WIDTHS}
     for repeat in range(repeats):
         for case, of_case in runs.items():
             for watched in (False, True) if repeat % 2 == 0 else (True, False):
-                of_case["watched" if watched else "bare"].append(_in_own_process("--one", case, str(watched)))
+                of_one = processes.json_of("benchmarks.watching", "--one", case, str(watched))
+                of_case["watched" if watched else "bare"].append(of_one)
     summaries = {case: _summary(of_case) for case, of_case in runs.items()}
-    found = provenance.provenance(JobRunner(workload).inspect(Job(workload=workload, device="cpu")))
+    found = provenance.of_device(str(processes.ROOT / "experiments" / "digits.py"), device="cpu")
     for case in WIDTHS:
         for variant in VARIANTS:
-            blocks = _in_own_process("--watch", case, variant)
-            summaries[f"{variant}, {case}"] = _summary(
-                {kind: [{"cpu_seconds": each} for each in blocks[kind]] for kind in blocks}
-            )
+            blocks = processes.json_of("benchmarks.watching", "--watch", case, variant)
+            summaries[f"{variant}, {case}"] = _summary(blocks)
     return {**found, "n": repeats, "blocks": BLOCKS, "summaries": summaries, "runs": runs}
 
 
-def _summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+def _summary(runs: dict[str, list[float]]) -> dict[str, float]:
     """Return medians in microseconds: of a bare step, and of the paired differences with their range."""
-    bare, watched = ([run["cpu_seconds"] * 1e6 for run in runs[name]] for name in ("bare", "watched"))
+    bare, watched = ([seconds * 1e6 for seconds in runs[name]] for name in ("bare", "watched"))
     differences = [after - before for before, after in zip(bare, watched, strict=True)]
     return {
         "bare_cpu_us": statistics.median(bare),

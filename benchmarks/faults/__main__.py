@@ -21,9 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from amp_track.config.job import Job
 from amp_track.runner import fork_server
-from amp_track.runner.runner import JobRunner
 from benchmarks import provenance
 from benchmarks.faults import case, faults, results, works
 from benchmarks.faults.case import Case, Fault
@@ -35,10 +33,8 @@ from benchmarks.faults.works import Work
 
 def where() -> dict[str, Any]:
     """Return device, versions and code."""
-    workload = works.FIT.arguments[1]
-    found = JobRunner(workload).inspect(Job(workload=workload, precision="fp32"))
+    made = provenance.of_device(works.FIT.arguments[1], precision="fp32") | {"code": results.code_digest()}
     fork_server.stop()
-    made = provenance.provenance(found) | {"code": results.code_digest()}
     return made | {"versions": made["versions"] | provenance.versions("optuna")}
 
 

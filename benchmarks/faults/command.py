@@ -115,9 +115,9 @@ class Command:
         """The text on its stdout."""
         return (self.place.folder / "stdout").read_text(errors="replace")
 
-    def reaches(self, moment: Callable[[Command], bool], longest_seconds: float = LONGEST_SECONDS) -> bool:
+    def reaches(self, moment: Callable[[Command], bool]) -> bool:
         """Wait for a moment. Return whether the command reached it before it ended."""
-        deadline = time.monotonic() + longest_seconds
+        deadline = time.monotonic() + LONGEST_SECONDS
         while time.monotonic() < deadline and self.exit_code is None:
             if moment(self):
                 return True
@@ -137,10 +137,10 @@ class Command:
         self._hangs_up.set()
         self._reader.join()
 
-    def wait(self, longest_seconds: float = LONGEST_SECONDS) -> int | None:
+    def wait(self) -> int | None:
         """Return the exit code; None if the command hangs."""
         try:
-            code = self._process.wait(longest_seconds)
+            code = self._process.wait(LONGEST_SECONDS)
         except subprocess.TimeoutExpired:
             return None
         self._reader.join(_EXIT_SECONDS)  # remaining processes may hold the pipe
