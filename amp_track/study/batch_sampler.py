@@ -215,7 +215,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             kind = "confirm" if is_refuted else "multiple"
             reason = f"largest multiple of {self.goal.multiple_of} up to the max batch"
             if self.goal.effective_batch_size is not None:
-                reason = f"largest batch up to the max batch that divides {self.goal.effective_batch_size}"
+                reason = f"largest divisor of {self.goal.effective_batch_size} up to the max batch"
             return Proposal(precision, multiple, kind, reason)
         if step.bound != "memory" or not step.batch_size or step.first_failing_batch is None:
             return None
