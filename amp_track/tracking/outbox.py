@@ -28,6 +28,7 @@ from typing import Any
 
 import mlflow
 import requests
+from mlflow.entities import Run as StoredRun
 
 from amp_track.records import masking
 from amp_track.records.errors import BadInput, StoreFailed, chain
@@ -127,6 +128,10 @@ class Outbox:
             stored = {number: json.loads(text) for number, text in self._rows(query, run)}
             newest = {role: number for number in stored for role in ("is_last", "is_best") if stored[number][role]}
             self.remove([number for number in stored if number not in newest.values()])
+
+    def ends_and_resumptions(self) -> list[tuple[str, str]]:
+        """Return the runs or keys, oldest first, that waiting writes end or resume, with the kind of the write."""
+        return self._rows("SELECT run, kind FROM writes WHERE kind IN ('end', 'resume') ORDER BY number")
 
     def oldest(self) -> tuple[int, str, Write] | None:
         """Return the oldest waiting write with its number and run or key; None without one. Reject unreadable ones."""
@@ -259,6 +264,12 @@ class Sender:
         """Return the id of a run, or its key if this process does not know the id yet."""
         return self._ids.get(run, run)
 
+    def ending(self) -> set[str]:
+        """Return the ids or keys of the runs whose end waits here, and which the server may still call RUNNING."""
+        with self._changed:
+            newest = dict(row for outbox in self._outboxes for row in outbox.ends_and_resumptions())
+        return {run for run, kind in newest.items() if kind == "end"}
+
     def drain(self, *, seconds: float = float("inf")) -> bool:
         """Wait until all writes are delivered, the server fails or time is up. Return whether all are delivered."""
         begun, has_said_so = time.monotonic(), False
@@ -384,6 +395,11 @@ def is_key(run: str) -> bool:
     return run.startswith(_KEY)
 
 
+def is_among(run: StoredRun, runs: set[str]) -> bool:
+    """Return whether a run is among these ids and keys: it has a key left if the answer to its creation was lost."""
+    return not runs.isdisjoint((run.info.run_id, run.data.tags.get(_KEY_TAG, "")))
+
+
 def find_by_key(client: mlflow.MlflowClient, experiment_id: str, key: str) -> str | None:
     found = client.search_runs([experiment_id], f"tags.`{_KEY_TAG}` = '{key}'", max_results=1)
     return str(found[0].info.run_id) if found else None
@@ -417,6 +433,9 @@ class Direct:
                 self._ids[run] = str(self._waiting[run].create(self._client).info.run_id)
                 del self._waiting[run]
         return self._ids.get(run, run)
+
+    def ending(self) -> set[str]:
+        return set()
 
     def drain(self, *, seconds: float = 0) -> bool:
         return True

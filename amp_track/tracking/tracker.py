@@ -27,7 +27,7 @@ from amp_track.stores import addresses, sqlite_files
 from amp_track.stores.errors import reason_of
 from amp_track.stores.locks import store_lock
 from amp_track.tracking import checkpoints, environment, mlflow_internals
-from amp_track.tracking.outbox import Sender, find_by_key, is_key, sink_for
+from amp_track.tracking.outbox import Sender, find_by_key, is_among, is_key, sink_for
 from amp_track.tracking.run import Run
 from amp_track.tracking.tags import DIGEST_TAG, IMPORTS_TAG, PROCESS, is_at_work, process_tag, stale_runs
 from amp_track.tracking.writes import CreateRun, ResumeRun, killed, now_ms
@@ -77,7 +77,7 @@ class Tracker:
         mlflow_internals.hush()
         self.uri = uri
         self._experiment = experiment
-        self._open_runs = 0
+        self._open_runs: list[Run] = []
         address = addresses.StoreAddress.parse(uri)
         if not address.exists() and not resumes:
             environment.check_new_store(uri, experiment)
@@ -115,7 +115,7 @@ class Tracker:
         # The process tag first: later commands use it to find stale RUNNING runs.
         tags = tags | process_tag()
         run = self._create(name, tags, parent) if run_id is None else self._reopen(run_id, tags)
-        self._open_runs += 1
+        self._open_runs.append(run)
         status = "FAILED"
         try:
             if parent is None and (count := self._end_stale(run.experiment_id)):
@@ -128,7 +128,7 @@ class Tracker:
             run.tags({"amp_track.status": str(JobStatus.INTERRUPTED)})
             raise
         finally:
-            self._open_runs -= 1
+            self._open_runs.remove(run)
             try:
                 run.flush()
             finally:
@@ -264,16 +264,19 @@ class Tracker:
         """End the child runs whose process was killed as KILLED. Return their number.
 
         They are RUNNING although their Optuna trial is over, or FINISHED although their trial has no measurement,
-        because the process was killed between the two. `finished_trials` says whether the study has the measurement of
-        each finished trial, by the name of the Optuna study and the number of the trial.
+        because the process was killed between the two. Runs of measured trials whose end waits to be sent are not
+        among them. `finished_trials` says whether the study has the measurement of each finished trial, by the name of
+        the Optuna study and the number of the trial.
         """
 
         def is_measured(run: StoredRun) -> bool | None:
             of_study = finished_trials.get(run.data.tags.get("optuna.study", ""), {})
             return of_study.get(int(run.data.tags.get("optuna.trial", "-1")))  # None: unfinished, or no trial
 
+        ending = self._sink.ending()  # before the search: they are being sent
         running = self._children(parent_run_id, "attributes.status = 'RUNNING'")
         orphans = [run for run in running if is_measured(run) is not None and not is_at_work(run)]
+        orphans = [run for run in orphans if not (is_measured(run) and is_among(run, ending))]
         if not all(all(of_study.values()) for of_study in finished_trials.values()):
             finished = self._children(parent_run_id, "attributes.status = 'FINISHED'")
             orphans += [run for run in finished if is_measured(run) is False]
@@ -294,10 +297,13 @@ class Tracker:
             _log.warning("the run of trial %d of %s could not be ended: %s", trial, study, reason_of(error))
 
     def _end_stale(self, experiment_id: str) -> int:
-        """End the runs of an experiment whose process has died as KILLED. Return their number."""
-        stale = stale_runs(
-            self._ask(lambda: self._client.search_runs([experiment_id], "attributes.status = 'RUNNING'"))
-        )
+        """End the runs of an experiment whose process has died as KILLED. Return their number.
+
+        A server may not know yet that this process has resumed a run, nor the ends that wait to be sent.
+        """
+        known = self._sink.ending() | {run.run_id for run in self._open_runs}  # before the search: they are being sent
+        running = self._ask(lambda: self._client.search_runs([experiment_id], "attributes.status = 'RUNNING'"))
+        stale = [run for run in stale_runs(running) if not is_among(run, known)]
         for run in stale:
             self._kill(run)
         return len(stale)

@@ -1,6 +1,10 @@
 """Writes that are sent from an outbox arrive as if written directly: on a real store, without a network."""
 
+import json
 import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import mlflow
@@ -12,8 +16,11 @@ from support import stores
 
 from amp_track.stores import addresses
 from amp_track.stores.errors import reason_of
+from amp_track.tracking import Tracker
 from amp_track.tracking.outbox import Outbox, Sender, is_of_the_server, is_rejection
-from amp_track.tracking.writes import CreateRun, EndRun, GoOn, LogBatch, LogText, Write
+from amp_track.tracking.tags import PROCESS
+from amp_track.tracking.writes import CreateRun, EndRun, GoOn, LogBatch, LogText, ResumeRun, Write
+from amp_track.workers.liveness import this_process
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 MADE = CreateRun(experiment_id="0", name="made", tags={}, start_time_ms=1)
@@ -39,6 +46,21 @@ def left_by_a_dead_process(root: Path, *writes: tuple[str, Write], then_named: s
         outbox.remove([2])  # delivered before the process died
     outbox._database.close()
     return Sender(stores()["tracking_uri"], root)
+
+
+@contextmanager
+def accepting_no_writes() -> Iterator[None]:
+    """Let the store answer reads only within the block; the writes wait for seconds, as a sender does."""
+    file = stores()["tracking_uri"].removeprefix("sqlite:///")
+    with closing(sqlite3.connect(file, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def left_running(client: mlflow.MlflowClient, **tags: str) -> str:
+    """Make a RUNNING run of a process that has died, and return its id."""
+    gone = {PROCESS: json.dumps(this_process() | {"pid": 2**22 + 1})}
+    return str(client.create_run("0", tags=gone | tags).info.run_id)
 
 
 def test_all_arrives_in_order_and_nothing_is_left(client: mlflow.MlflowClient, root: Path, tmp_path: Path) -> None:
@@ -107,6 +129,46 @@ def test_a_study_that_has_ended_does_not_go_on_by_what_a_dead_worker_left(
     run = client.get_run(run_id)
     assert (run.info.status, run.data.metrics) == (ended, {"loss": 0.5})
     assert "amp_track.status" not in run.data.tags
+
+
+def test_runs_of_which_the_server_does_not_know_the_newest_state_are_not_killed(
+    client: mlflow.MlflowClient, root: Path
+) -> None:
+    """The one that this command resumes, and those whose end waits in the outbox of a dead process."""
+    resumed, finished, stale = left_running(client), left_running(client), left_running(client)
+    unanswered = left_running(client, **{"amp_track.run_key": "to-be-sent-1"})
+    resumed_then_killed = left_running(client)
+    left = (finished, END), ("to-be-sent-1", MADE), ("to-be-sent-1", END), (stale, metric(0.5, 1))
+    sender = left_by_a_dead_process(root, *left, (resumed_then_killed, END), (resumed_then_killed, ResumeRun()))
+    tracker = Tracker(stores()["tracking_uri"])
+    tracker._sink = sender
+    with accepting_no_writes():
+        sender.adopt_left_behind()
+        run = tracker.run("resumed", tags={}, run_id=resumed)
+        run.__enter__()
+    sender.drain()
+    ids = resumed, finished, unanswered, stale, resumed_then_killed
+    states = [client.get_run(run_id).info.status for run_id in ids]
+    assert states == ["RUNNING", "FINISHED", "FINISHED", "KILLED", "KILLED"]
+    assert "amp_track.status" not in client.get_run(resumed).data.tags
+    run.__exit__(None, None, None)
+    assert client.get_run(resumed).info.status == "FINISHED"
+
+
+def test_the_run_of_a_measured_trial_whose_end_waits_is_no_orphan(client: mlflow.MlflowClient, root: Path) -> None:
+    parent = client.create_run("0").info.run_id
+    trials = [
+        left_running(client, **{"mlflow.parentRunId": parent, "optuna.study": "a", "optuna.trial": str(number)})
+        for number in range(3)
+    ]
+    sender = left_by_a_dead_process(root, (trials[0], END), (trials[1], END))
+    tracker = Tracker(stores()["tracking_uri"])
+    tracker._sink = sender
+    with accepting_no_writes():
+        sender.adopt_left_behind()
+        assert tracker.kill_orphans(parent, {"a": {0: True, 1: False, 2: True}}) == 2
+    sender.finish()
+    assert [client.get_run(run_id).info.status for run_id in trials] == ["FINISHED", "KILLED", "KILLED"]
 
 
 def http_error(status: int) -> requests.HTTPError:
