@@ -21,6 +21,7 @@ from amp_track.tracking.outbox import Sink
 from amp_track.tracking.writes import (
     METRICS_PER_BATCH,
     PARAMS_PER_BATCH,
+    STATUS_TAG,
     EndRun,
     GoOn,
     LogBatch,
@@ -109,7 +110,7 @@ class Run:
             self.flush()
 
     def job_result(self, job_result: JobResult) -> None:
-        self.tags({"amp_track.status": str(job_result.status)})
+        self.tags({STATUS_TAG: str(job_result.status)})
         if job_result.message:
             self.tags({"amp_track.message": job_result.message})
         if job_result.traceback:

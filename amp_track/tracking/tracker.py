@@ -30,7 +30,7 @@ from amp_track.tracking import checkpoints, environment, mlflow_internals
 from amp_track.tracking.outbox import Sender, find_by_key, is_among, is_key, sink_for
 from amp_track.tracking.run import Run
 from amp_track.tracking.tags import DIGEST_TAG, IMPORTS_TAG, PROCESS, is_at_work, process_tag, stale_runs
-from amp_track.tracking.writes import CreateRun, ResumeRun, killed, now_ms
+from amp_track.tracking.writes import STATUS_TAG, CreateRun, ResumeRun, killed, now_ms
 from amp_track.workers import interrupts, liveness
 
 _SECONDS_AFTER_AN_INTERRUPT = 1.0
@@ -125,7 +125,7 @@ class Tracker:
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
-            run.tags({"amp_track.status": str(JobStatus.INTERRUPTED)})
+            run.tags({STATUS_TAG: str(JobStatus.INTERRUPTED)})
             raise
         finally:
             self._open_runs.remove(run)

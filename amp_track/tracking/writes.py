@@ -24,6 +24,8 @@ from amp_track.tracking import checkpoints, mlflow_internals
 
 METRICS_PER_BATCH, PARAMS_PER_BATCH = 800, 100  # MLflow takes 100 params, 100 tags and 1,000 entries in total
 
+STATUS_TAG = "amp_track.status"
+
 MetricRow = tuple[str, float, int, int]  # name, value, time in milliseconds since 1970, and step
 
 
@@ -47,6 +49,7 @@ class ResumeRun:
 
     def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
         client.update_run(run_id, status="RUNNING")
+        _clear_interrupted(client, run_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,7 @@ class GoOn:
     def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
         if client.get_run(run_id).info.status in ("FAILED", "KILLED"):
             client.update_run(run_id, status="RUNNING")
+            _clear_interrupted(client, run_id)
             LogBatch(tags=self.tags).send(client, run_id)
 
 
@@ -150,6 +154,8 @@ class EndRun:
 
     def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
         client.set_terminated(run_id, self.status, self.end_time_ms)
+        if self.status == "FINISHED":  # another search worker may have been interrupted since the last `GoOn`
+            _clear_interrupted(client, run_id)
 
 
 Write = (
@@ -169,12 +175,22 @@ def killed(started_ms: int) -> tuple[LogBatch, EndRun]:
 
     Not before its start: the clock may have been set back since.
     """
-    tags = {"amp_track.status": str(JobStatus.INTERRUPTED)}
+    tags = {STATUS_TAG: str(JobStatus.INTERRUPTED)}
     return LogBatch(tags=tags), EndRun(status="KILLED", end_time_ms=max(now_ms(), started_ms))
 
 
+def _clear_interrupted(client: mlflow.MlflowClient, run_id: str) -> None:
+    """Delete the status interrupted, if a run has it: the run of a study gets no other status that would replace it."""
+
+    def clear() -> None:
+        if client.get_run(run_id).data.tags.get(STATUS_TAG) == JobStatus.INTERRUPTED:
+            client.delete_tag(run_id, STATUS_TAG)
+
+    _twice(clear)
+
+
 def _twice(call: Callable[[], object]) -> None:
-    """Call again after an error: if two search workers create a tag or a data set at the same time, one fails."""
+    """Call again after an error: if two search workers change a tag or a data set at the same time, one fails."""
     try:
         call()
     except mlflow.exceptions.MlflowException:

@@ -51,6 +51,30 @@ def test_the_run_of_a_study_goes_on_while_one_of_its_workers_does(
     assert status(client, study) == "FINISHED"
 
 
+def test_the_run_of_a_study_is_interrupted_no_more_once_it_goes_on(client: mlflow.MlflowClient) -> None:
+    """Also if another of its workers is interrupted during the last trial of this one."""
+
+    tracker = Tracker(stores()["tracking_uri"])
+    run_id = client.create_run("0").info.run_id
+
+    def outcome() -> str | None:
+        return client.get_run(run_id).data.tags.get("amp_track.status")
+
+    def interrupt_a_worker() -> None:
+        with pytest.raises(KeyboardInterrupt), tracker.run("study", tags={}, run_id=run_id):
+            raise KeyboardInterrupt
+        assert outcome() == "interrupted"
+
+    interrupt_a_worker()
+    with tracker.run("study", tags={}, run_id=run_id) as study:
+        assert outcome() is None
+        interrupt_a_worker()
+        with tracker.run("trial", tags={}, parent=study):
+            assert outcome() is None
+        interrupt_a_worker()
+    assert (status(client, study), outcome()) == ("FINISHED", None)
+
+
 def test_more_metrics_than_one_batch_takes_are_all_kept(client: mlflow.MlflowClient) -> None:
     changes = tuple((step, float(step)) for step in range(1, 2501))
     with Tracker(stores()["tracking_uri"]).run("many", tags={}) as run:
