@@ -168,14 +168,28 @@ def _check_database_server(got: str, address: StoreAddress, owner: str, expected
 
 def _check_tracking_server(address: StoreAddress) -> None:
     import requests
+    from requests.auth import HTTPBasicAuth
 
     got = f"--tracking-uri: got {address}"
+    # MLflow's client would read them; importing it takes seconds.
+    names = "USERNAME", "PASSWORD", "TOKEN", "SERVER_CERT_PATH", "CLIENT_CERT_PATH", "INSECURE_TLS"
+    user, password, token, authority, certificate, insecure = (os.environ.get(f"MLFLOW_TRACKING_{n}") for n in names)
     try:
-        answer = requests.get(f"{address.url.rstrip('/')}/health", timeout=10)
+        answer = requests.get(
+            f"{address.url.rstrip('/')}/health",
+            headers={"Authorization": f"Bearer {token}"} if token else None,
+            auth=HTTPBasicAuth(user.encode(), password.encode()) if user and password else None,
+            verify=(insecure or "").lower() not in ("true", "1") and (authority or True),
+            cert=certificate,
+            timeout=10,
+        )
+        if answer.status_code in (401, 403):  # the tracker says what the server rejects
+            return
         answer.raise_for_status()
-    except requests.RequestException as error:
+    except OSError as error:  # of `requests`, or a certificate that cannot be read
+        reason = type(error).__name__ if isinstance(error, requests.RequestException) else error
         raise BadInput(
-            f"{got}, but no MLflow server answers there ({type(error).__name__}). Start it, or correct the address."
+            f"{got}, but no MLflow server answers there ({reason}). Start it, or correct the address."
         ) from None
     if answer.text.lstrip().startswith("<"):  # MLflow answers OK, not a page
         raise BadInput(f"{got}, which is not an MLflow server. Correct the address.")

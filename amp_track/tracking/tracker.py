@@ -36,6 +36,8 @@ from amp_track.workers import interrupts, liveness
 _SECONDS_AFTER_AN_INTERRUPT = 1.0
 """How long an interrupted command continues to deliver to a server. The next command delivers the rest."""
 
+_FORBIDDEN = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")  # MLflow's codes for HTTP 401 and 403
+
 _log = logging.getLogger("amp_track.tracking")
 Answer = TypeVar("Answer")
 
@@ -178,7 +180,7 @@ class Tracker:
     def _ask(self, question: Callable[[], Answer], *, writes: bool = False) -> Answer:
         """Return the answer of the store. Ctrl-C ends the wait, unless the question `writes` something.
 
-        Raise StoreFailed if the server does not answer; a missing object is MLflow's own error.
+        Raise StoreFailed if the server does not answer or rejects it; a missing object is MLflow's own error.
         """
         if not isinstance(self._sink, Sender):
             return question()
@@ -186,8 +188,15 @@ class Tracker:
             with nullcontext() if writes else interrupts.waiting():
                 return question()
         except (mlflow.exceptions.MlflowException, requests.RequestException) as error:  # the latter for artifacts
-            if getattr(error, "error_code", None) in environment.NOT_THERE:
+            code, response = getattr(error, "error_code", None), getattr(error, "response", None)
+            if code in environment.NOT_THERE:
                 raise
+            if code in _FORBIDDEN or getattr(response, "status_code", None) in (401, 403):
+                raise StoreFailed(
+                    f"{masked(self.uri)} rejects the request ({reason_of(error)}). Add its host to --allowed-hosts of "
+                    "the MLflow server, or log in with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+                    "MLFLOW_TRACKING_TOKEN."
+                ) from error
             raise StoreFailed(
                 f"{masked(self.uri)} does not answer ({reason_of(error)}). Nothing is lost: run the same command again "
                 "later."

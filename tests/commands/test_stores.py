@@ -1,10 +1,14 @@
 """Stores that cannot be used: one line, exit code 2, and not a byte of them changed."""
 
 import os
+import shlex
+import shutil
 import sqlite3
+import ssl
+import subprocess
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -216,19 +220,88 @@ def test_a_store_whose_runs_cannot_be_searched_is_no_tracking_uri(uri: str) -> N
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("status", "expected"), [(500, "no MLflow server answers"), (200, "is not an MLflow server")])
-def test_another_server_is_no_tracking_server(status: int, expected: str) -> None:
-    class Other(BaseHTTPRequestHandler):
+@contextmanager
+def answering(answer: Callable[[str | None], tuple[int, bytes]], tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Serve what `answer` returns for the Authorization header of a request: status and content."""
+
+    class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            status, content = answer(self.headers["Authorization"])
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(b"<!doctype html><title>Welcome</title>")
+            self.wfile.write(content)
 
         def log_message(self, *arguments: object) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Other) as server:
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(BadInput, match=expected):
-            store_checks.check_tracking(StoreAddress.parse(f"http://127.0.0.1:{server.server_port}"))
+        yield f"{'https' if tls is not None else 'http'}://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+PAGE = b"<!doctype html><title>Welcome</title>"
+
+
+@pytest.mark.parametrize(("status", "expected"), [(500, "no MLflow server answers"), (200, "is not an MLflow server")])
+def test_another_server_is_no_tracking_server(status: int, expected: str) -> None:
+    with answering(lambda _: (status, PAGE)) as url, pytest.raises(BadInput, match=expected):
+        store_checks.check_tracking(StoreAddress.parse(url))
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_rejects_the_request_is_there(status: int) -> None:
+    with answering(lambda _: (status, PAGE)) as url:
+        store_checks.check_tracking(StoreAddress.parse(url))
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"MLFLOW_TRACKING_TOKEN": "abc"}, "Bearer abc"),
+        ({"MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "señor€"}, "Basic bWU6c2XDsW9y4oKs"),
+    ],
+    ids=["token", "password"],
+)
+def test_a_server_behind_a_login_gets_the_one_of_mlflows_variables(
+    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering(lambda login: (200, b"OK" if login == expected else PAGE)) as url:
+        with pytest.raises(BadInput, match="is not an MLflow server"):
+            store_checks.check_tracking(StoreAddress.parse(url))
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        store_checks.check_tracking(StoreAddress.parse(url))
+
+
+@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, to make a certificate")
+def test_a_server_with_its_own_certificate_is_checked_as_mlflows_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem "
+        "-days 1 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    )
+    subprocess.run(shlex.split(make), check=True, capture_output=True)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile="cert.pem")
+    tls.load_cert_chain("cert.pem", "key.pem")
+    with answering(lambda _: (200, b"OK"), tls) as url:
+        address = StoreAddress.parse(url)
+        with pytest.raises(BadInput, match=r"no MLflow server answers there \(SSLError\)"):
+            store_checks.check_tracking(address)
+        for name, value in (("INSECURE_TLS", "true"), ("SERVER_CERT_PATH", "cert.pem")):
+            with monkeypatch.context() as patch:
+                patch.setenv(f"MLFLOW_TRACKING_{name}", value)
+                store_checks.check_tracking(address)
+        monkeypatch.setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", "nowhere.pem")
+        with pytest.raises(BadInput, match=r"answers there \(.*nowhere\.pem\)"):
+            store_checks.check_tracking(address)
+    tls.verify_mode = ssl.CERT_REQUIRED  # of the client too
+    monkeypatch.setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", "cert.pem")
+    Path("both.pem").write_text(Path("cert.pem").read_text() + Path("key.pem").read_text())
+    with answering(lambda _: (200, b"OK"), tls) as url:
+        with pytest.raises(BadInput, match="no MLflow server answers there"):
+            store_checks.check_tracking(StoreAddress.parse(url))
+        monkeypatch.setenv("MLFLOW_TRACKING_CLIENT_CERT_PATH", "both.pem")
+        store_checks.check_tracking(StoreAddress.parse(url))

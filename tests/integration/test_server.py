@@ -18,6 +18,7 @@ import mlflow
 import pytest
 from support import DIGITS, WORKLOADS
 
+from amp_track.records.errors import StoreFailed
 from benchmarks.servers import Server, relay, running_server
 
 pytestmark = pytest.mark.nightly
@@ -98,6 +99,20 @@ def test_with_json_nothing_but_the_object_is_on_stdout(server: Server) -> None:
     assert json.loads(ended.stdout)["status"] == "fits"
     assert ended.stdout.count("\n") == 1
     assert "View run" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_server_that_rejects_the_request_is_not_called_silent(server: Server) -> None:
+    """It accepts no other Host header than its own, except of a request for its health."""
+    address = f"http://localhost:{server.port}"
+    train = command(*TRAIN, "3", "--tracking-uri", address)
+    ended = subprocess.run(train, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == StoreFailed.exit_code, ended.stderr
+    assert f"{address} rejects the request" in ended.stderr
+    assert "Invalid Host header" in ended.stderr
+    assert "Add its host to --allowed-hosts" in ended.stderr
+    assert "run the same command again" not in ended.stderr
+    assert server.runs() == []
 
 
 def test_a_password_is_shown_and_kept_nowhere(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
