@@ -31,6 +31,7 @@ from amp_track.records.errors import (
     StoreFailed,
     lack_of_space,
 )
+from amp_track.stores import addresses
 from amp_track.workers import streams
 
 
@@ -461,7 +462,7 @@ def _run() -> int:
         masking.remember(argument)
     # amp_track.tracking retries; MLflow's own seven attempts take minutes.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    os.environ.setdefault(*addresses.REQUEST_TIMEOUT)
     try:
         arguments = cli_params.normalized(sys.argv[1:], _SWITCHES)
         _check_takes_scripts(arguments)

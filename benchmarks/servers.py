@@ -100,6 +100,8 @@ class Between(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Relay)
         self.to_port = port
         self.delay_seconds = 0.0
+        self.delayed_paths = ""
+        """Only requests whose path contains this text are late."""
         self.answers_500 = False
         self.loses_answers = 0
         """The number of answers to drop on the way back."""
@@ -114,7 +116,8 @@ class _Relay(http.server.BaseHTTPRequestHandler):
 
     def _relay(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        time.sleep(self.server.delay_seconds)
+        if self.server.delayed_paths in self.path:
+            time.sleep(self.server.delay_seconds)
         if self.server.answers_500:
             self._answer(500, b"out of order")
             return

@@ -18,6 +18,8 @@ STORAGE_VARIABLE = "AMP_TRACK_STORAGE"
 """Environment variable with the store address of Optuna, for a command without --storage."""
 UI_HOST, UI_PORT = "127.0.0.1", 5000  # the default host and port of `mlflow ui`
 DEFAULT_UI = f"http://{UI_HOST}:{UI_PORT}"
+REQUEST_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT", "30"
+"""MLflow's variable for the seconds that it waits for an answer, and the value that a command sets if it has none."""
 OUTBOX = "amp_track-outbox"  # the folder of records not yet delivered to a tracking server
 
 

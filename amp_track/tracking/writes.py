@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Literal
 
 import mlflow
@@ -108,7 +109,8 @@ class LogText:
     text: str
 
     def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
-        client.log_text(run_id, self.text, self.path)
+        with checkpoints.time_to_transfer(len(self.text)):
+            client.log_text(run_id, self.text, self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,8 @@ class LogFile(FileWritten):
     kind: Literal["file"] = "file"
 
     def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
-        client.log_artifact(run_id, self.file, self.folder or None)
+        with checkpoints.time_to_transfer(Path(self.file).stat().st_size):
+            client.log_artifact(run_id, self.file, self.folder or None)
 
 
 @dataclass(frozen=True, kw_only=True)

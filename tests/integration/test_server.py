@@ -19,6 +19,10 @@ import pytest
 from support import DIGITS, WORKLOADS
 
 from amp_track.records.errors import StoreFailed
+from amp_track.stores import addresses
+from amp_track.tracking import checkpoints
+from amp_track.tracking.outbox import Sender
+from amp_track.tracking.writes import EndRun, LogCheckpoint, LogFile, LogText, now_ms
 from benchmarks.servers import Server, relay, running_server
 
 pytestmark = pytest.mark.nightly
@@ -131,6 +135,35 @@ def test_a_password_is_shown_and_kept_nowhere(server: Server, tmp_path: Path, mo
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert any(file.name == "server.db" for file in files)
     assert [file for file in files if b"not-for-all" in file.read_bytes()] == []
+
+
+@pytest.mark.slow
+def test_a_file_may_take_longer_than_other_requests(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that copies files to an object store answers after that; what waits behind the file arrives too."""
+    name, _ = addresses.REQUEST_TIMEOUT
+    run_id = mlflow.MlflowClient(server.database).create_run("0").info.run_id
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv(name, "1")
+    (file := tmp_path / "weights.pt").write_bytes(b"weights")
+    (state := tmp_path / "step-3.pt").write_bytes(b"state")
+    with relay(server.port) as between:
+        between.delay_seconds, between.delayed_paths = 1.5, "/mlflow-artifacts/artifacts/"
+        client = mlflow.MlflowClient(between.address)
+        with pytest.raises(mlflow.exceptions.MlflowException, match="timed out"):  # what the user has set
+            LogFile(file=str(file)).send(client, run_id)
+        monkeypatch.setattr(addresses, "REQUEST_TIMEOUT", (name, "1"))  # now it is what a command sets
+        sender = Sender(between.address, tmp_path / "outboxes")
+        sender.write(run_id, LogFile(file=str(file)))
+        sender.write(run_id, LogText(path="a.txt", text="a"))
+        sender.write(run_id, LogCheckpoint(file=str(state), step=3, is_last=True, is_best=True))
+        sender.write(run_id, EndRun(status="FINISHED", end_time_ms=now_ms()))
+        assert sender.drain(seconds=60)
+        assert checkpoints.fetch(client, run_id, tmp_path).read_bytes() == b"state"
+    (run,) = server.runs()
+    assert run.info.status == "FINISHED"
+    assert os.environ[name] == "1"
 
 
 @pytest.mark.slow
