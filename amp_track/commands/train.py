@@ -90,7 +90,8 @@ def _resume(request: Request, run_id: str, *, runner: Runner | None) -> TrainRes
             with tracker.run(f"resumes {run_id}", run_id=given, tags={"amp_track.continues": run_id}):
                 pass
         with tracker.run(title, tags=tracking.resumed_tags(session.job, session.inspection), run_id=run_id) as run:
-            run.resume(tracker.on_record(run_id, session.inspection.metric_name))
+            diagnosed = tracker.diagnosed(run_id, folder)
+            run.resume(tracker.on_record(run_id, session.inspection.metric_name), diagnosed)
             return _train(session, session.job, run, title=title, resume_from=checkpoint)
 
 

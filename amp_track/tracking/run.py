@@ -37,6 +37,7 @@ from amp_track.tracking.writes import (
 _FLUSH_SECONDS = 2.0
 _GO_ON_SECONDS = 10.0
 """The least time between two checks of whether another search worker has ended the run of a study."""
+DIAGNOSIS = "diagnosis.json"
 _TABLES = "mlflow.loggedArtifacts"  # the tag that lists the files that MLflow's UI shows as tables instead of JSON
 _MOST_ROWS = 100_000  # maximum number of rows of diagnosis.json: a long training could have millions
 
@@ -60,7 +61,8 @@ class Run:
         self._datasets: LogDatasets | None = None
         self._flushed, self._went_on = time.monotonic(), -math.inf
         self._tables = json.loads(existing.data.tags.get(_TABLES, "[]")) if existing is not None else []
-        self._diagnosed: list[LayerGradients] = []
+        self._diagnosed: list[dict[str, Any]] = []
+        self._has_new_rows = False
         self.on_record: Mapping[str, Mapping[int, float]] = {}  # what a resumed run had logged, by step or epoch
         self.has_checkpoint = False  # whether this training can be resumed
 
@@ -99,6 +101,7 @@ class Run:
                     self.metric(names.SCALE, scale, step)
                 self._diagnosis(event.diagnosed)
             case CheckpointWritten():
+                self.diagnosed()
                 self.flush()  # a resumed training does not repeat the steps before the checkpoint
                 self._sink.write(self._key, LogCheckpoint(**vars(event)))
                 self.has_checkpoint = True
@@ -121,17 +124,21 @@ class Run:
             last_step, last_scale = job_result.scale.history[-1]
             if last_scale == job_result.scale.history[-2][1]:  # else it was logged as a change
                 self.metric(names.SCALE, last_scale, last_step)
-        if job_result.diagnosis is not None:
-            self.diagnosed()
+        self.diagnosed()
 
     def diagnosed(self) -> None:
-        """Store the table of the diagnosed layers, if there are any."""
-        if self._diagnosed:
-            self.table("diagnosis.json", [_row(look) for look in self._diagnosed])
+        """Store the table of the diagnosed layers, if it has new rows."""
+        if self._has_new_rows:
+            self.table(DIAGNOSIS, self._diagnosed)
+            self._has_new_rows = False
 
     def _diagnosis(self, looks: Sequence[LayerGradients]) -> None:
-        """Log the model's fractions by step as metrics; those of the layers go into a table at the end."""
-        self._diagnosed += looks[: max(_MOST_ROWS - len(self._diagnosed), 0)]
+        """Log the model's fractions by step as metrics; those of the layers go into a table."""
+        while looks and self._diagnosed and self._diagnosed[-1]["step"] >= looks[0].step:
+            self._diagnosed.pop()  # a resumed training repeats the steps after its checkpoint
+        new = looks[: max(_MOST_ROWS - len(self._diagnosed), 0)]
+        self._diagnosed += map(_row, new)
+        self._has_new_rows |= bool(new)
         for step in dict.fromkeys(look.step for look in looks):
             of_step = [look for look in looks if look.step == step]
             values = max(sum(look.values for look in of_step), 1)
@@ -219,9 +226,9 @@ class Run:
             if known.get(name) != value
         }
 
-    def resume(self, on_record: Mapping[str, Mapping[int, float]]) -> None:
-        """Set the logged metrics of this run: the resumed training repeats the steps after its checkpoint."""
-        self.has_checkpoint, self.on_record = True, on_record
+    def resume(self, on_record: Mapping[str, Mapping[int, float]], diagnosed: Sequence[dict[str, Any]] = ()) -> None:
+        """Set the logged metrics and diagnosed layers of this run: the resumed training repeats some of its steps."""
+        self.has_checkpoint, self.on_record, self._diagnosed = True, on_record, list(diagnosed)
 
 
 def _is_same(known: float | None, value: float) -> bool:

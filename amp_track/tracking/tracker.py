@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import mlflow
 import requests
@@ -28,7 +28,7 @@ from amp_track.stores.errors import reason_of
 from amp_track.stores.locks import store_lock
 from amp_track.tracking import checkpoints, environment, mlflow_internals
 from amp_track.tracking.outbox import Sender, find_by_key, is_among, is_key, sink_for
-from amp_track.tracking.run import Run
+from amp_track.tracking.run import DIAGNOSIS, Run
 from amp_track.tracking.tags import DIGEST_TAG, IMPORTS_TAG, PROCESS, is_at_work, process_tag, stale_runs
 from amp_track.tracking.writes import STATUS_TAG, CreateRun, ResumeRun, killed, now_ms
 from amp_track.workers import interrupts, liveness
@@ -132,6 +132,7 @@ class Tracker:
         finally:
             self._open_runs.remove(run)
             try:
+                run.diagnosed()
                 run.flush()
             finally:
                 run.end(status)
@@ -239,6 +240,17 @@ class Tracker:
             return {metric.step: metric.value for metric in self._client.get_metric_history(run_id, name)}
 
         return self._ask(lambda: {name: read(name) for name in names.streamed_metrics(metric_name)})
+
+    def diagnosed(self, run_id: str, folder: Path) -> list[dict[str, Any]]:
+        """Return the rows of the table of the diagnosed layers of a run; none if it has no such table."""
+
+        def read() -> list[dict[str, Any]]:
+            if DIAGNOSIS not in (file.path for file in self._client.list_artifacts(run_id)):
+                return []
+            table = json.loads(Path(self._client.download_artifacts(run_id, DIAGNOSIS, str(folder))).read_text())
+            return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+
+        return self._ask(read)
 
     def fetch_plots(self, run_id: str, folder: Path) -> dict[str, Path]:
         """Download the plots of the workload into `folder` and return them by name; empty without any."""

@@ -47,6 +47,7 @@ def record(run_id: str) -> dict[str, Any]:
     flat = dict(state["step"]["model"])
     for index, values in state["step"]["optimizer"]["state"].items():
         flat |= {f"{index}.{name}": tensor for name, tensor in values.items()}
+    logged["diagnosis"] = [file.read_text() for file in folder.parent.glob("diagnosis.json")]
     return logged | {"state": {name: tensor.tolist() for name, tensor in flat.items()}, "file": last.name}
 
 
@@ -61,7 +62,7 @@ def killed_run() -> str:
     [
         pytest.param("fp32", [13], (), marks=pytest.mark.slow),
         ("bf16", [18], ()),
-        pytest.param("amp", [10, 9], (), marks=pytest.mark.slow),
+        pytest.param("amp", [10, 9], ("--grad-stats-every", "2"), marks=pytest.mark.slow),
         ("amp", [13], ("--nproc", "2", "--batch-size", "4")),
         ("fp32", [13], ("--num-workers", "2")),
     ],

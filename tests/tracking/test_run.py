@@ -1,5 +1,6 @@
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -8,8 +9,8 @@ from support import DIGITS, request, stores
 
 from amp_track.commands.train import train
 from amp_track.config.job import Job
-from amp_track.records.events import StepsRecorded
-from amp_track.records.result import ScaleReport
+from amp_track.records.events import CheckpointWritten, StepsRecorded
+from amp_track.records.result import JobResult, JobStatus, LayerGradients, ScaleReport
 from amp_track.tracking import Run, Tracker
 from amp_track.tracking.tags import PROCESS
 from amp_track.workers.liveness import this_process
@@ -136,6 +137,45 @@ def test_a_table_is_read_back_as_mlflows_own(client: mlflow.MlflowClient, monkey
     assert found.to_dict("list") == {"step": [1, 2], "loss": [0.5, 0.25]}
     tables = json.loads(client.get_run(run.run_id).data.tags["mlflow.loggedArtifacts"])
     assert [table["path"] for table in tables] == ["a.json", "b.json"]
+
+
+def test_the_diagnosed_layers_of_a_training_that_is_interrupted_and_resumed_are_all_there_once(
+    client: mlflow.MlflowClient, tmp_path: Path
+) -> None:
+    """Also those before a checkpoint, if the process is killed after it."""
+    tracker = Tracker(stores()["tracking_uri"])
+
+    def train_on(run: Run, *steps: int) -> None:
+        for step in steps:
+            looks = [
+                LayerGradients(step=step, layer=layer, values=4, non_finite=0, underflowing=step % 4, zero=0)
+                for layer in ("0", "1")
+            ]
+            run.event(StepsRecorded(first_step=step, losses=(), scale_changes=(), diagnosed=tuple(looks)), "accuracy")
+
+    def stored() -> list[tuple[int, str, float]]:
+        rows = tracker.diagnosed(run.run_id, tmp_path)
+        return [(row["step"], row["layer"], row["underflowing"]) for row in rows]
+
+    def expected(*steps: int) -> list[tuple[int, str, float]]:
+        return [(step, layer, step % 4 / 4) for step in steps for layer in ("0", "1")]
+
+    with pytest.raises(KeyboardInterrupt), tracker.run("run", tags={}) as run:  # noqa: PT012
+        assert stored() == []
+        train_on(run, 1, 2)
+        (file := tmp_path / "step-2.pt").touch()
+        run.event(CheckpointWritten(file=str(file), step=2, is_last=True, is_best=True), "accuracy")
+        assert stored() == expected(1, 2)
+        train_on(run, 3, 4)
+        raise KeyboardInterrupt
+    assert stored() == expected(1, 2, 3, 4)
+    with tracker.run("run", tags={}, run_id=run.run_id) as resumed:
+        resumed.resume({}, tracker.diagnosed(run.run_id, tmp_path))
+        train_on(resumed, 3)
+        resumed.job_result(JobResult(status=JobStatus.CRASHED))
+        assert stored() == expected(1, 2, 3)
+        train_on(resumed, 4, 5)
+    assert stored() == expected(1, 2, 3, 4, 5)
 
 
 def test_a_run_that_the_clock_overtakes_ends_when_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
