@@ -282,8 +282,10 @@ class Sender:
 
     def finish(self, *, seconds: float = float("inf")) -> None:
         """Wait like `drain`, at most until Ctrl-C, and report where remaining records are kept."""
-        with suppress(KeyboardInterrupt):  # the command's work is done
+        try:
             self.drain(seconds=seconds)
+        except KeyboardInterrupt:  # the work is done; a command that goes on, such as a training, can be interrupted
+            interrupts.forget()
         if waiting := self._waiting():
             _log.warning(
                 "%d %s in %s. The next command that uses %s, with its study in %s, delivers %s.",

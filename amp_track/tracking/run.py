@@ -209,9 +209,13 @@ class Run:
             self._sink.write(self._key, GoOn(tags=tags))
             self._went_on = time.monotonic()
 
-    def end(self, status: str) -> None:
-        """End the run as FINISHED, FAILED or KILLED: not before its start, though the clock may have been set back."""
-        self._sink.write(self._key, EndRun(status=status, end_time_ms=max(now_ms(), self._started_ms)))
+    def end(self, status: str, *, is_shared: bool = False) -> None:
+        """End the run as FINISHED, FAILED or KILLED: not before its start, though the clock may have been set back.
+
+        If it `is_shared`, another search worker may have been interrupted since this one last went on.
+        """
+        end_time_ms = max(now_ms(), self._started_ms)
+        self._sink.write(self._key, EndRun(status=status, end_time_ms=end_time_ms, is_shared=is_shared))
 
     def _without_clashes(self, params: dict[str, str]) -> dict[str, str]:
         """Return the params that can be logged, as NAME.resolved if the run has another value.

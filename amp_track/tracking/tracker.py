@@ -135,7 +135,7 @@ class Tracker:
                 run.diagnosed()
                 run.flush()
             finally:
-                run.end(status)
+                run.end(status, is_shared=parent is None)
             if not self._open_runs:
                 self._sink.finish(seconds=_SECONDS_AFTER_AN_INTERRUPT if status == "KILLED" else math.inf)
 

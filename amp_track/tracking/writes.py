@@ -154,10 +154,11 @@ class EndRun:
     kind: Literal["end"] = "end"
     status: str
     end_time_ms: int
+    is_shared: bool = False
 
     def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
         client.set_terminated(run_id, self.status, self.end_time_ms)
-        if self.status == "FINISHED":  # another search worker may have been interrupted since the last `GoOn`
+        if self.is_shared and self.status == "FINISHED":
             _clear_interrupted(client, run_id)
 
 

@@ -65,6 +65,10 @@ class _Deferral:
             self._is_raised = True
             raise KeyboardInterrupt
 
+    def forget(self) -> None:
+        """Treat a signal that was raised as not received."""
+        self.received, self._is_raised = 0, False
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Let a signal within the block raise immediately."""
@@ -166,6 +170,12 @@ def check() -> None:
     """Raise KeyboardInterrupt if Ctrl-C or SIGTERM was received."""
     with waiting():
         pass
+
+
+def forget() -> None:
+    """Let the next signal interrupt again, because the one that has come ended only a wait."""
+    if _current is not None:
+        _current.forget()
 
 
 def have_come() -> bool:

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import signal
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from amp_track.tracking import Tracker
 from amp_track.tracking.outbox import Outbox, Sender, is_of_the_server, is_rejection
 from amp_track.tracking.tags import PROCESS
 from amp_track.tracking.writes import CreateRun, EndRun, GoOn, LogBatch, LogText, ResumeRun, Write
+from amp_track.workers import interrupts
 from amp_track.workers.liveness import this_process
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
@@ -55,6 +58,20 @@ def accepting_no_writes() -> Iterator[None]:
     with closing(sqlite3.connect(file, isolation_level=None)) as database:
         database.execute("BEGIN IMMEDIATE")
         yield
+
+
+def test_after_an_interrupted_wait_the_next_signal_interrupts_again(
+    client: mlflow.MlflowClient, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "_APART_SECONDS", 0.0)
+    with interrupts.deferred(owns_process=False), accepting_no_writes():
+        sender = Sender(stores()["tracking_uri"], root)
+        sender.create(MADE)
+        threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+        sender.finish()  # the records stay, and the command goes on, such as to a training
+        threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.sleep(20)
 
 
 def left_running(client: mlflow.MlflowClient, **tags: str) -> str:
