@@ -65,7 +65,7 @@ def test_values_are_those_of_the_flags() -> None:
 
 def test_fp16_is_stored_as_amp() -> None:
     assert asked("train", precision="fp16").job == asked("train", precision="amp").job
-    assert asked("max-batch", precision=["fp16", "fp32"]).max_batch_options.precisions == ("amp", "fp32")
+    assert asked("max-batch", precision=["fp16", "fp32"]).max_batch_options.precisions == ("fp32", "amp")
 
 
 def test_lists_and_mappings_become_what_the_flags_take() -> None:

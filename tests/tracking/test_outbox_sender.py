@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 import sqlite3
 import threading
@@ -67,9 +68,9 @@ def test_after_an_interrupted_wait_the_next_signal_interrupts_again(
     with interrupts.deferred(owns_process=False), accepting_no_writes():
         sender = Sender(stores()["tracking_uri"], root)
         sender.create(MADE)
-        threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
         sender.finish()  # the records stay, and the command goes on, such as to a training
-        threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
             interrupts.sleep(20)
 
