@@ -18,6 +18,7 @@ from amp_track.report.wording import (
     counted,
     duration,
     has_cpu_budget,
+    interval_text,
     memory_text,
     not_possible,
     of_precisions,
@@ -69,9 +70,7 @@ def _measures(result: CompareResult, cell: Cell) -> list[str]:
         _with_ratio(result, cell, "eval_memory_bytes", memory_text),
     ]
     if result.has_metric:
-        half_width = cell.metric.half_width if cell.metric is not None else None
-        uncertainty = "" if half_width is None else " " + tied(f"± {half_width:.4f}")
-        cells.append(f"{cell.metric.mean:.4f}{uncertainty}" if cell.metric is not None else UNKNOWN)
+        cells.append(interval_text(cell.metric) if cell.metric is not None else UNKNOWN)
     cells.append(f"{cell.skipped_steps:,} of {cell.steps:,}" if cell.has_scaler else UNKNOWN)
     if cell.failure is not None:
         failed = sum(not training.job_result.fits for training in cell.trainings)

@@ -14,6 +14,7 @@ from amp_track.memory_plan.replay import Timeline, timeline
 from amp_track.records.plan import Category
 from amp_track.records.units import format_bytes
 from amp_track.report.figures import new_figure, plain_text
+from amp_track.report.wording import metric_text
 from amp_track.results.compare import Cell, CompareResult, as_numbers
 from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
@@ -203,7 +204,9 @@ def _column_title(result: CompareResult, cell: Cell) -> str:
     job_result = cell.trainings[0].job_result
     if not job_result.fits:
         return f"{cell.precision}: {job_result.status}"
-    return cell.precision + (f"\n{result.metric_name} {job_result.metric:.4f}" if job_result.metric is not None else "")
+    return cell.precision + (
+        f"\n{result.metric_name} {metric_text(job_result.metric)}" if job_result.metric is not None else ""
+    )
 
 
 def draw_memory(result: PlanResult, file: Path) -> None:

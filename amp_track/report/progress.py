@@ -25,7 +25,7 @@ from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDon
 from amp_track.records.masking import masked_within
 from amp_track.records.result import JobResult
 from amp_track.records.units import format_bytes
-from amp_track.report.wording import counted, speed_text
+from amp_track.report.wording import counted, metric_text, speed_text
 
 _NARROW = 80
 """Columns. A narrower terminal shows no bar, and the scale on the second line."""
@@ -184,9 +184,9 @@ def following(
 
 def _epoch_line(event: EpochEnded, job: Job, metric_name: str) -> str:
     of = f"/{job.epochs}" if job.epochs else ""
-    metric = f"  {metric_name} {event.metric:.4f}" if event.metric is not None else ""
-    evaluated = f"  eval loss {event.eval_loss:.4f}" if event.eval_loss is not None else ""
-    return f"epoch {event.epoch}{of}  loss {event.train_loss:.4f}{evaluated}{metric}"
+    metric = f"  {metric_name} {metric_text(event.metric)}" if event.metric is not None else ""
+    evaluated = f"  eval loss {metric_text(event.eval_loss)}" if event.eval_loss is not None else ""
+    return f"epoch {event.epoch}{of}  loss {metric_text(event.train_loss)}{evaluated}{metric}"
 
 
 @contextmanager
@@ -247,9 +247,8 @@ def job_result_line(job: Job, job_result: JobResult, *, metric_name: str | None 
     if job_result.waits_for_data:
         parts.append(f"{job_result.waited_fraction:.0%} of the time waiting for data")
     if metric_name is not None and job_result.metric is not None:
-        parts.append(
-            f"{metric_name} {job_result.metric:.4f} after {counted(job_result.optimizer_steps, 'optimizer step')}"
-        )
+        steps = counted(job_result.optimizer_steps, "optimizer step")
+        parts.append(f"{metric_name} {metric_text(job_result.metric)} after {steps}")
     if not job_result.fits and job_result.phase:
         parts.append(f"in {job_result.phase}")
     if why:

@@ -20,8 +20,10 @@ from amp_track.report.wording import (
     UNKNOWN,
     duration,
     has_cpu_budget,
+    interval_text,
     listed,
     memory_text,
+    metric_text,
     short_trainings,
     speed_text,
     tied,
@@ -75,7 +77,7 @@ def _row(result: SearchResult, name: str, *, has_scaler: bool) -> Row:
         memory,
         speed,
         "out of memory" if at_max_batch is None and (name, largest) in failed else _metric(at_max_batch, best),
-        f"{best.job_result.metric:.4f}" if best else UNKNOWN,
+        _metric(best, None) if best else UNKNOWN,
         str(best.batch_size) if best else UNKNOWN,
         str(fastest.batch_size) if fastest else UNKNOWN,
     )
@@ -91,7 +93,7 @@ def _metric(trial: TrialRow | None, best: TrialRow | None) -> str:
         return "not trained"
     steps = trial.job_result.optimizer_steps
     is_few = best is not None and made_few_optimizer_steps(steps, best.job_result.optimizer_steps)
-    return f"{trial.job_result.metric:.4f}{' (few!)' if is_few else ''}"
+    return metric_text(trial.job_result.metric) + " (few!)" * is_few
 
 
 def _skipped(job_result: JobResult) -> str:
@@ -161,15 +163,15 @@ def _seeds_row(seeds: SeedsResult, name: str) -> Row:
     optimizer_steps = sorted({t.job_result.optimizer_steps for t in seeds.trainings if t.precision == name})
     difference, conclusion = UNKNOWN, "reference" if name == REFERENCE else "no fp32 result"
     if against is not None:
-        low, high = ("?" if bound is None else f"{bound:+.4f}" for bound in (against.low, against.high))
-        difference, conclusion = f"{against.difference:+.4f}\n({low} {tied(f'to {high})')}", against.conclusion
-    mean = UNKNOWN
-    if interval is not None:
-        half_width = f"{interval.half_width:.4f}" if interval.half_width is not None else "?"
-        mean = f"{interval.mean:.4f} {tied(f'± {half_width}')}"
+        of = interval.mean if interval is not None else None
+        low, high, moved = (
+            "?" if each is None else metric_text(each, of=of, sign="+")
+            for each in (against.low, against.high, against.difference)
+        )
+        difference, conclusion = f"{moved}\n({low} {tied(f'to {high})')}", against.conclusion
     return (
         name,
-        mean,
+        interval_text(interval) if interval is not None else UNKNOWN,
         difference,
         (f"{without} of {seeds.seeds} without a metric, " if without else "") + conclusion,
         "–".join(str(steps) for steps in dict.fromkeys((optimizer_steps[0], optimizer_steps[-1]))),

@@ -11,7 +11,7 @@ from amp_track.config.precisions import REFERENCE
 from amp_track.report import compare, search
 from amp_track.report import max_batch as max_batch_report
 from amp_track.report.table import Table
-from amp_track.report.wording import UNKNOWN, counted, has_cpu_budget, speed_text
+from amp_track.report.wording import UNKNOWN, counted, has_cpu_budget, metric_text, speed_text
 from amp_track.results.compare import Cell, CompareResult, Speed, judge
 from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, NOTHING_LEARNED, Comparison, SeedsResult
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
@@ -171,7 +171,7 @@ def _metric(result: MaxBatchResult | SearchResult, choice: Recommendation) -> st
         return ""
     name, metric, seeds = result.metric_name, choice.job_result.metric, result.seeds
     if choice.precision == REFERENCE:
-        return f"{name} {metric:.4f}"
+        return f"{name} {metric_text(metric)}"
     against = seeds.comparison(choice.precision) if seeds is not None else None
     if seeds is None or against is None:
         return _one_metric(name, metric, choice.metric_of_fp32) + "with one seed"
@@ -180,7 +180,7 @@ def _metric(result: MaxBatchResult | SearchResult, choice: Recommendation) -> st
 
 
 def _one_metric(name: str, metric: float, of_fp32: float | None) -> str:
-    return f"{name} {metric:.4f} " + (f"(fp32: {of_fp32:.4f}) " if of_fp32 is not None else "")
+    return f"{name} {metric_text(metric)} " + (f"(fp32: {metric_text(of_fp32)}) " if of_fp32 is not None else "")
 
 
 def _steps(result: MaxBatchResult | SearchResult, choice: Recommendation) -> str:
@@ -191,9 +191,10 @@ def _steps(result: MaxBatchResult | SearchResult, choice: Recommendation) -> str
 
 
 def _status(name: str, seeds: SeedsResult, precision: str, against: Comparison) -> str:
-    made = len(seeds.compared_seeds(precision))
+    made, interval = len(seeds.compared_seeds(precision)), seeds.interval(precision)
+    moved = metric_text(against.difference, of=interval.mean if interval is not None else None, sign="+")
     words = {
-        EQUIVALENT: "equivalent", DIFFERENT: f"differs by {against.difference:+.4f}",
+        EQUIVALENT: "equivalent", DIFFERENT: f"differs by {moved}",
         NOTHING_LEARNED: "not comparable (nothing learned)",
     }  # fmt: skip
     vary = f"over {made} seeds" if made > 1 else "with one seed"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from amp_track.config.job import Job
 from amp_track.records.units import format_bytes
 from amp_track.results.compare import CompareResult
+from amp_track.results.equivalence import Interval
 from amp_track.results.max_batch import MaxBatchResult
 
 CPU_BUDGET_IS_SLOW = (
@@ -23,6 +25,8 @@ NOTHING_LEARNED = (
 )
 _SHORT_SECONDS = 1.0
 """The speed of a shorter training is unreliable: other load on the machine distorts it."""
+_SMALL, _LARGE = 1e-3, 1e6
+"""Metrics below and from here on are shown with an exponent."""
 RUN_AGAIN = "Run the same command again to continue."
 UNKNOWN = "–"
 """Stands for a number that was not measured or does not apply."""
@@ -67,6 +71,21 @@ def speed_text(samples_per_second: float | None) -> str:
     if samples_per_second is None:
         return UNKNOWN
     return f"{samples_per_second:,.0f}" if samples_per_second >= 99.5 else f"{samples_per_second:.3g}"
+
+
+def metric_text(value: float, *, of: float | None = None, sign: str = "") -> str:
+    """Return a metric or a loss with four decimals, or with four digits if it is very small or large.
+
+    A difference, or the width of an interval, is shown in the same form as the metric `of` which it is one.
+    """
+    size = abs(value if of is None else of)
+    return f"{value:{sign}.3e}" if 0 < size < _SMALL or _LARGE <= size < math.inf else f"{value:{sign}.4f}"
+
+
+def interval_text(interval: Interval) -> str:
+    """Return a mean metric with its interval, if there is one."""
+    mean, half_width = metric_text(interval.mean), interval.half_width
+    return mean if half_width is None else f"{mean} {tied(f'± {metric_text(half_width, of=interval.mean)}')}"
 
 
 def tied(text: str) -> str:

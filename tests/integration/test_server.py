@@ -160,7 +160,8 @@ def test_a_file_may_take_longer_than_other_requests(
         sender.write(run_id, LogCheckpoint(file=str(state), step=3, is_last=True, is_best=True))
         sender.write(run_id, EndRun(status="FINISHED", end_time_ms=now_ms()))
         assert sender.drain(seconds=60)
-        assert checkpoints.fetch(client, run_id, tmp_path).read_bytes() == b"state"
+        file, step = checkpoints.fetch(client, run_id, tmp_path)
+        assert (file.read_bytes(), step) == (b"state", 3)
     (run,) = server.runs()
     assert run.info.status == "FINISHED"
     assert os.environ[name] == "1"

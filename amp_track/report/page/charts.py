@@ -17,7 +17,7 @@ from amp_track.config.precisions import PRECISION_COLORS, PRECISIONS, REFERENCE
 from amp_track.records.units import MEBIBYTE, format_bytes
 from amp_track.report import figures
 from amp_track.report.figures import INK, thinned
-from amp_track.report.wording import counted
+from amp_track.report.wording import counted, metric_text
 from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
@@ -295,6 +295,6 @@ def seeds(metric_name: str, compared: SeedsResult, *, where: str = "") -> Chart 
     return Chart(
         f"{metric_name.capitalize()} over {compared.seeds} seeds" + (f", {where}" if where else ""),
         figure,
-        "; ".join(f"{name} {interval.mean:.4f}" for name, interval in intervals.items()),
+        "; ".join(f"{name} {metric_text(interval.mean)}" for name, interval in intervals.items()),
         f"◆ mean and 95 % interval; | each seed; band: fp32 ± {compared.tolerance}.",
     )

@@ -15,7 +15,7 @@ from amp_track.report.page import charts
 from amp_track.report.page.charts import Chart, Training
 from amp_track.report.summary import Answer, Result
 from amp_track.report.table import Row, Table
-from amp_track.report.wording import speed_text, title
+from amp_track.report.wording import metric_text, speed_text, title
 from amp_track.results.compare import CompareResult, as_numbers
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
@@ -209,7 +209,7 @@ def _row(
         "batch": str(trial.batch_size),
         **setting,
         "status": job_result.ended,
-        "metric": _number(job_result.metric, ".4f"),
+        "metric": metric_text(trial.finite_metric) if trial.finite_metric is not None else "",
         "samples/s": speed_text(speed).replace(",", "") if speed is not None else "",
         "MiB": _mebibytes(job_result.peak_bytes) if (job_result.peak_bytes or 0) >= least_bytes else "",
         "predicted MiB": _mebibytes(trial.predicted_bytes),
