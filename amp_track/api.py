@@ -4,7 +4,7 @@ and `explain`. And `estimate`, which plans a model that exists already.
 Keyword arguments are the flags' names with underscores. They take Python values or the flags' texts; None means the
 flag's default:
 
-    max_batch("experiments/digits.py", memory_budget="64MiB", precision=["fp32", "bf16"])
+    max_batch("experiments/digits.py", device="cpu", memory_budget="64MiB", precision=["fp32", "bf16"])
     compare("experiments/mlp.py", vary={"width": [16, 256]}, set={"batches": 100}, seeds=3)
 """
 

@@ -253,7 +253,7 @@ def max_batch_command(
 ) -> None:
     """Find the max batch at every precision: proven exact, and confirmed by a longer run.
 
-    amp-track max-batch experiments/digits.py --memory-budget 64MiB --headroom 5% --multiple-of 8
+    amp-track max-batch experiments/digits.py --device cpu --memory-budget 64MiB --headroom 5% --multiple-of 8
 
     amp-track max-batch -- python train.py --batch-size {batch_size} --precision {precision}
 
@@ -276,7 +276,7 @@ def max_batch_command(
 def search_command(workload: Workload = DEFAULT_WORKLOAD, *, as_json: Json = False, **given: Any) -> None:
     """Find the max batches, train inside them, and compare speed and metric.
 
-    amp-track search experiments/digits.py --memory-budget 64MiB --trials 12 --seeds 5
+    amp-track search experiments/digits.py --device cpu --memory-budget 64MiB --trials 12 --seeds 5
     """
     request = request_of("search", workload, given, owns_process=True)
     _start_imports(request)

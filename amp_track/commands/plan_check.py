@@ -48,8 +48,9 @@ def check_options(request: Request, targets: Sequence[PlanTarget]) -> None:
         before = PlanRecord.from_json(_content(options.check), options.check)
         before.check_settings(settings_of(request, targets), options.check)
     elif options.against is not None:
-        with tempfile.TemporaryDirectory(prefix="amp_track-") as folder, _files_at(options.against, request, folder):
-            pass
+        file = Path(target).resolve()
+        below = file.relative_to(_repository_of(file, options.against)).as_posix()
+        _git(file, options.against, "cat-file", "-e", f"{options.against}:{below}")
 
 
 def compared(result: PlanResult, request: Request, plan: Callable[[Request], PlanResult]) -> PlanResult:
@@ -135,6 +136,22 @@ def _content(name: str) -> bytes:
         raise BadInput(f"--check: {name} cannot be read: {summary(error)}") from error
 
 
+def _repository_of(file: Path, revision: str) -> Path:
+    return Path(_git(file, revision, "rev-parse", "--show-toplevel").decode().strip()).resolve()
+
+
+def _git(file: Path, revision: str, *arguments: str) -> bytes:
+    """Return the output of git in the folder of a file. Raise BadInput about the revision if git fails."""
+    try:
+        done = subprocess.run(["git", "-C", str(file.parent), *arguments], capture_output=True)
+    except FileNotFoundError as error:
+        raise BadInput("--against requires git, which is not installed.") from error
+    if done.returncode:
+        *_, reason = ["git failed", *done.stderr.decode(errors="replace").splitlines()]
+        raise BadInput(f"--against {revision}: {reason.removeprefix('fatal: ')}")
+    return done.stdout
+
+
 @contextmanager
 def _files_at(revision: str, request: Request, folder: str) -> Iterator[Path]:
     """Write the files of a git revision into a folder, and yield the target's there, whose imports find the others.
@@ -142,32 +159,18 @@ def _files_at(revision: str, request: Request, folder: str) -> Iterator[Path]:
     Code that is installed from elsewhere is that of today. Links that lead out of the folder are left out.
 
     Raises:
-        BadInput: git does not have the revision, or no such file in it.
+        BadInput: git does not have the revision, or its files cannot be written.
     """
     file = Path(request.job.workload).resolve()
-
-    def git(*arguments: str) -> bytes:
-        try:
-            done = subprocess.run(["git", "-C", str(file.parent), *arguments], capture_output=True)
-        except FileNotFoundError as error:
-            raise BadInput("--against requires git, which is not installed.") from error
-        if done.returncode:
-            *_, reason = ["git failed", *done.stderr.decode(errors="replace").splitlines()]
-            raise BadInput(f"--against {revision}: {reason.removeprefix('fatal: ')}")
-        return done.stdout
-
-    root = Path(git("rev-parse", "--show-toplevel").decode().strip()).resolve()
-    archive = git("-C", str(root), "archive", "--format=tar", revision)
+    root = _repository_of(file, revision)
+    archive = _git(file, revision, "-C", str(root), "archive", "--format=tar", revision)
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             files.extractall(folder, filter=_within)
     except OSError as error:
         raise BadInput(f"--against {revision}: its files cannot be written: {summary(error)}") from error
-    earlier = Path(folder) / file.relative_to(root)
-    if not earlier.is_file():
-        raise BadInput(f"--against {revision}: that revision has no {file.relative_to(root)}.")
     with _imports_from(Path(folder), root):
-        yield earlier
+        yield Path(folder) / file.relative_to(root)
 
 
 def _within(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from amp_track.commands import interrupted_safely, max_batch
 from amp_track.config import torchrun
 from amp_track.config.cli_params import flags_of
-from amp_track.config.job import Job, micro_batch
+from amp_track.config.job import Job, micro_batch, steps_per_epoch, total_steps
 from amp_track.config.options import Request
 from amp_track.config.precisions import AUTO
+from amp_track.records import metrics as names
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.report import figures, progress
 from amp_track.report.train import explain
+from amp_track.report.wording import counted
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.train import TrainResult
 from amp_track.session import checks
@@ -82,16 +84,16 @@ def _resume(request: Request, run_id: str, *, runner: Runner | None) -> TrainRes
     title = f"{session.inspection.workload_name} {session.job.precision}"
     with processes.scratch_folder() as folder:
         checkpoint, made_steps = tracker.fetch_checkpoint(run_id, folder)
-        steps = session.job.steps
-        if steps is not None and steps != resumable.job.steps and steps <= made_steps:
-            raise BadInput(f"--steps: got {steps}, but run {run_id} has made {made_steps}. Use their total number.")
+        on_record = tracker.on_record(run_id, session.inspection.metric_name)
+        if _length(session.job) != _length(resumable.job):
+            _check_is_longer(session, run_id, made_steps, made_epochs=max(on_record[names.TRAIN_LOSS], default=0))
         given = tracking.run_id_of_environment()
         if given is not None and given != run_id:
             with tracker.run(f"resumes {run_id}", run_id=given, tags={"amp_track.continues": run_id}):
                 pass
         with tracker.run(title, tags=tracking.resumed_tags(session.job, session.inspection), run_id=run_id) as run:
             diagnosed = tracker.diagnosed(run_id, folder)
-            run.resume(tracker.on_record(run_id, session.inspection.metric_name), diagnosed)
+            run.resume(on_record, diagnosed)
             return _train(session, session.job, run, title=title, resume_from=checkpoint)
 
 
@@ -196,18 +198,30 @@ def _open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Reques
         raise BadInput(f"--resume: got {run_id}, expected the run of a training: train never runs commands.")
     workload = checks.trusted_workload(_stored(run_id, resumable), request)
     job = dataclasses.replace(_merged(request, resumable.job), workload=workload)
-    if resumable.is_finished and _is_no_longer(job, resumable.job):
+    if resumable.is_finished and _length(job) == _length(resumable.job):
         raise BadInput(
             f"--resume: run {run_id} has finished its training. Use more --epochs or --steps to train it longer."
         )
     return tracker, resumable, dataclasses.replace(request, job=job)
 
 
-def _is_no_longer(job: Job, finished: Job) -> bool:
-    """Return whether a job has at most as many steps, or as many epochs, as a finished one."""
-    if (job.steps is None) != (finished.steps is None):
-        return False
-    return (job.steps or job.epochs or 1) <= (finished.steps or finished.epochs or 1)
+def _length(job: Job) -> tuple[int | None, int | None]:
+    return job.steps, job.epochs
+
+
+def _check_is_longer(session: Session, run_id: str, made_steps: int, *, made_epochs: int) -> None:
+    """Raise BadInput if a run has made all steps of a job.
+
+    The steps of an epoch are those of the data set. A workload's own sampler may make more, so epochs count too.
+    """
+    job = session.job
+    total = total_steps(job, steps_per_epoch(job, session.training_samples(job)))
+    if total <= made_steps and (job.steps is not None or (job.epochs or 1) <= made_epochs):
+        given = f"--steps: got {job.steps}" if job.steps is not None else f"--epochs: got {job.epochs}"
+        raise BadInput(
+            f"{given}, but run {run_id} has made {counted(made_steps, 'step')} in {counted(made_epochs, 'epoch')}. "
+            "Use their total number."
+        )
 
 
 def _stored(run_id: str, resumable: Resumable) -> StoredWorkload:

@@ -87,8 +87,8 @@ def _result_of(done: list[Done], max_batch: MaxBatch, goal: Goal) -> PrecisionRe
     readings = {batch: tuple(own) for batch, own in speed_readings(done).items() if batch <= max_batch.batch_size}
     largest = largest_with_headroom(done, max_batch.batch_size, goal.recommended_bytes)
     # Probes are far apart: that one of them leaves headroom does not mean that no larger batch does.
-    was_searched = any(job.kind in ("headroom", "timing") for job in done) or largest >= _NEARLY * max_batch.batch_size
-    if not was_searched:
+    near = min(_NEARLY * max_batch.batch_size, max_batch.batch_size - 1)
+    if largest < near and not any(job.kind in ("headroom", "timing") for job in done):
         largest = 0
     most = largest or max_batch.batch_size
     compared = goal.candidates(most)

@@ -36,7 +36,7 @@ _SETTINGS, JOB_RESULT, RUN_ID, LEARNING_RATE = "settings", "job_result", "mlflow
 PARENT_RUN_ID, FREE_BYTES, COMMAND = "mlflow_parent_run_id", "free_bytes", "command"
 PUBLISHED = "published"
 """Attribute of a max-batch study: the hash of the result that its page shows."""
-VERSION_ATTRIBUTE, VERSION = "amp_track_version", 1
+VERSION_ATTRIBUTE, VERSION = "amp_track_version", 2
 """The version of everything that a study stores, the choices of its params included. Increase it with any change."""
 _JOB_RESULT: TypeAdapter[JobResult] = TypeAdapter(Json[JobResult])
 PARTS = ("max-batch", "train", "seeds", "compare")

@@ -282,10 +282,11 @@ class Sender:
 
     def finish(self, *, seconds: float = float("inf")) -> None:
         """Wait like `drain`, at most until Ctrl-C, and report where remaining records are kept."""
+        had_come = interrupts.have_come()
         try:
             self.drain(seconds=seconds)
-        except KeyboardInterrupt:  # the work is done; a command that goes on, such as a training, can be interrupted
-            interrupts.forget()
+        except KeyboardInterrupt:  # a signal during the wait ends only the wait, an earlier one the command
+            interrupts.take_back(keep=had_come)
         if waiting := self._waiting():
             _log.warning(
                 "%d %s in %s. The next command that uses %s, with its study in %s, delivers %s.",

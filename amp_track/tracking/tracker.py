@@ -247,7 +247,8 @@ class Tracker:
         def read() -> list[dict[str, Any]]:
             if DIAGNOSIS not in (file.path for file in self._client.list_artifacts(run_id)):
                 return []
-            table = json.loads(Path(self._client.download_artifacts(run_id, DIAGNOSIS, str(folder))).read_text())
+            with checkpoints.time_to_transfer(0):
+                table = json.loads(Path(self._client.download_artifacts(run_id, DIAGNOSIS, str(folder))).read_text())
             return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
 
         return self._ask(read)

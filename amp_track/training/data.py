@@ -471,7 +471,8 @@ class Loader:
                 batch_sampler=numbered,
                 collate_fn=_as_is,
                 generator=generator,
-                pin_memory=self.pins(dataset),
+                # Loader processes are forks. A file that the data set opens for its first sample would be shared.
+                pin_memory=self.pin_memory if self.workers else self.pins(dataset),
                 **self._processes(),
             )
         )
@@ -523,7 +524,8 @@ class Loader:
         return {"num_workers": self.workers, "multiprocessing_context": context}
 
     def pins(self, dataset: Dataset[Any]) -> bool:
-        if not self.pin_memory:
+        """Return whether batches are put into pinned memory, by the first sample of the data set."""
+        if not self.pin_memory or not length(dataset):
             return False
         with random_state.seeded(0):
             return _can_be_pinned(dataset[0])

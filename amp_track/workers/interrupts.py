@@ -65,9 +65,10 @@ class _Deferral:
             self._is_raised = True
             raise KeyboardInterrupt
 
-    def forget(self) -> None:
-        """Treat a signal that was raised as not received."""
-        self.received, self._is_raised = 0, False
+    def take_back(self, *, keep: bool) -> None:
+        """Treat a signal that was raised as not raised, or as not received."""
+        self._is_raised = False
+        self.received = self.received if keep else 0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -172,10 +173,10 @@ def check() -> None:
         pass
 
 
-def forget() -> None:
-    """Let the next signal interrupt again, because the one that has come ended only a wait."""
+def take_back(*, keep: bool) -> None:
+    """Go on after a caught KeyboardInterrupt. Either it is raised again at the next check, or the next signal is."""
     if _current is not None:
-        _current.forget()
+        _current.take_back(keep=keep)
 
 
 def have_come() -> bool:

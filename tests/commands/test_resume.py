@@ -23,17 +23,18 @@ def test_more_steps_go_on_in_the_middle_of_an_epoch(amp_track: Command) -> None:
     expected = json.loads(amp_track(*command, "30").stdout)
     run_id = json.loads(amp_track(*command, "5").stdout)["run_id"]
     before = client().get_run(run_id).to_dictionary()
-    for length in (["--steps", "4"], ["--steps", "5"]):
-        refused = amp_track("train", DIGITS, "--resume", run_id, *length)
-        assert refused.returncode == 2 and "finished its training" in refused.stderr
+    for steps, reason in (("4", f"run {run_id} has made 5 steps in 1 epoch. "), ("5", "has finished its training.")):
+        refused = amp_track("train", DIGITS, "--resume", run_id, "--steps", steps)
+        assert refused.returncode == 2
+        assert reason in refused.stderr
     assert client().get_run(run_id).to_dictionary() == before
-    client().set_terminated(run_id, "KILLED")
-    refused = amp_track("train", DIGITS, "--resume", run_id, "--steps", "4")
-    assert refused.returncode == 2 and f"run {run_id} has made 5" in refused.stderr
     longer = amp_track("train", DIGITS, "--resume", run_id, "--steps", "30", "--json")
     assert longer.returncode == 0, longer.stderr
     assert json.loads(longer.stdout)["steps"] == 30
     assert losses(run_id) == losses(expected["run_id"])
+    shorter = amp_track("train", DIGITS, "--resume", run_id, "--epochs", "1")
+    assert shorter.returncode == 2
+    assert f"--epochs: got 1, but run {run_id} has made 30 steps in 2 epochs" in shorter.stderr
     mean_losses = [client().get_run(each).data.metrics["train/loss"] for each in (run_id, expected["run_id"])]
     assert mean_losses[0] == mean_losses[1], "also over the epoch in which it had ended"
 

@@ -34,5 +34,5 @@ def test_small_and_large_metrics_differ_and_accuracies_have_four_decimals() -> N
 
 
 def test_an_interval_has_the_form_of_its_mean() -> None:
-    assert interval_text(interval([0.9, 0.9002])).startswith("0.9001\xa0±\xa00.0013")
+    assert interval_text(interval([0.9, 0.9002])).startswith("0.9001 ±\xa00.0013")
     assert interval_text(interval([3e-6])) == "3.000e-06"

@@ -365,6 +365,12 @@ def test_a_probe_that_leaves_too_little_headroom_is_followed_by_a_smaller_one() 
         assert found.compared[0] >= 0.92 * found.max_batch.batch_size
 
 
+def test_a_few_samples_leave_headroom_without_a_probe_for_it() -> None:
+    device = dataclasses.replace(SAME_SIZE, budget_bytes=55 * MIB, fixed_bytes=0, sample_bytes=11 * MIB)
+    for found in search(device, recommended_bytes=52 * MIB)[0].values():
+        assert (found.max_batch.batch_size, found.recommended_batch, found.leaves_headroom) == (5, 4, True)
+
+
 def test_the_evaluation_leaves_the_headroom_too() -> None:
     room = int(0.95 * EXACT.budget_bytes)
     results, _ = search(EXACT, recommended_bytes=room, most_evaluated=Limit(5000, "dataset"))

@@ -75,6 +75,18 @@ def test_after_an_interrupted_wait_the_next_signal_interrupts_again(
             interrupts.sleep(20)
 
 
+def test_a_signal_before_the_wait_for_the_server_ends_the_command_after_it(
+    client: mlflow.MlflowClient, root: Path
+) -> None:
+    with interrupts.deferred(owns_process=False), accepting_no_writes():
+        sender = Sender(stores()["tracking_uri"], root)
+        sender.create(MADE)
+        os.kill(os.getpid(), signal.SIGINT)
+        sender.finish()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+
+
 def left_running(client: mlflow.MlflowClient, **tags: str) -> str:
     """Make a RUNNING run of a process that has died, and return its id."""
     gone = {PROCESS: json.dumps(this_process() | {"pid": 2**22 + 1})}

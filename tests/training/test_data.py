@@ -289,6 +289,8 @@ def test_a_dataset_that_is_not_in_main_memory_is_not_pinned() -> None:
     assert not Loader(pin_memory=True).pins(there)
     assert Loader(pin_memory=True).pins(Augmented())
     assert not Loader().pins(Augmented())
+    nothing = TensorDataset(torch.zeros(0, 2))
+    assert list(Loader(pin_memory=True).load(nothing, [], torch.Generator())) == []
 
 
 class Sharded(IterableDataset[Any]):
