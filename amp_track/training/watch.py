@@ -7,8 +7,8 @@ size, the batches of a probe consist of the largest ones, and so does every seco
 several readings of the speed makes full steps only.
 
 Uses private names of torch: `Optimizer.__init__`, `Module._apply`, `autocast._enabled`, `device` and `fast_dtype`, and
-`__next__`, `_next_index`, `_sampler_iter`, `_index_sampler`, `_dataset_kind`, `_dataset`, `_num_workers` and
-`_collate_fn` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames them, the first probe raises
+`__next__`, `_next_index`, `_sampler_iter`, `_index_sampler`, `_dataset_kind`, `_dataset`, `_num_workers`, `_rcvd_idx`
+and `_collate_fn` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames them, the first probe raises
 AttributeError.
 `_WRAPPED` has private names of three libraries: if one is renamed, its batches stay as they are drawn, and the result
 says so.
@@ -160,6 +160,10 @@ class TrainingWatch:
         self._samples_without_a_batch: int | None = None
         """The samples of a data set that is smaller than its loader's batch (`drop_last`)."""
         self._has_shortened_epoch = False
+        self._trained_on: set[int] = set()
+        """The data sets whose batches came before an optimizer step, by id: an evaluation may draw with gradients."""
+        self._drawn_from: set[int] = set()
+        """Those drawn from before the first step, later the last one."""
         self._largest_draw = 0
         self._dataset_samples = 0
         self._sizes: dict[tuple[int, int], SampleSizes | None] = {}
@@ -370,6 +374,8 @@ class TrainingWatch:
             self._first_steps.append(_Made(now - self._epoch_began, min(samples, self._batch_size), load_seconds))
         self._is_interrupted, self._epoch_began = False, None
         self._ends.append(now)
+        self._trained_on |= self._drawn_from
+        self._drawn_from = set()
         if self._last_draw[0] > self._largest_draw:  # the last batch before a step is one of the training
             self._largest_draw, self._dataset_samples, _ = self._last_draw
         self._size_ratio = self._last_draw[2] if self._last_draw[2] is not None else self._size_ratio
@@ -384,9 +390,14 @@ class TrainingWatch:
         is_measured = isinstance(iterator._dataset, sample_sizes.ShapesOfSamples)
         if not self._is_here or iterator._dataset_kind != 0 or is_measured:  # 0: a map-style data set
             return draw()
-        trains = torch.is_grad_enabled()
+        trains = self._trains_on(iterator._dataset)
         self.phase = ("training" if trains else "evaluation") if self.has_begun else self.phase
-        count = iterator.amp_track_drawn = getattr(iterator, "amp_track_drawn", 0) + 1
+        if getattr(iterator, "amp_track_pass", None) is not iterator._sampler_iter:  # persistent workers keep iterators
+            iterator.amp_track_pass, iterator.amp_track_drawn = iterator._sampler_iter, 0
+            iterator.amp_track_has_skipped = False
+        count = iterator.amp_track_drawn = iterator.amp_track_drawn + 1
+        if count == 1 and trains and not self.steps:
+            self._has_shortened_epoch = False  # that of another loader, whose batches made no step
         if count == 1 or not trains:
             self._is_interrupted = True
             self._epoch_began = time.perf_counter() if trains else None
@@ -397,6 +408,12 @@ class TrainingWatch:
         try:
             index = draw()
         except StopIteration:
+            # Loader processes have drawn a shortened epoch before its first step. If gradients accumulate over more
+            # batches than it has, it goes on.
+            is_too_short = iterator.amp_track_has_skipped and trains and self.steps < _FULL
+            if is_too_short and getattr(iterator, "_rcvd_idx", 0) > _FULL:
+                iterator._sampler_iter = iter(iterator._index_sampler)
+                return self._drawn(iterator, draw)
             if count == 1:
                 self._samples_without_a_batch = _length(iterator._dataset)
             raise
@@ -404,7 +421,8 @@ class TrainingWatch:
             self._has_workers = iterator._num_workers > 0
             self._drops_last = bool(getattr(iterator._index_sampler, "drop_last", False))
         if is_last := self._job.probe and self._ends_epoch(count, trains):
-            index = _last(iterator, index)
+            own, index = index, _last(iterator, index)
+            iterator.amp_track_has_skipped = index is not own
         if isinstance(index, list):
             samples, sizes = _length(iterator._dataset), None
             if self._job.worst_batch and (self._job.probe or count % 2):
@@ -417,11 +435,21 @@ class TrainingWatch:
                 iterator.amp_track_batches = 1 + (iterator.amp_track_batches if is_another else 0)
                 self._is_at_end = is_last or count == _length(iterator._index_sampler)
                 self._batches_since_step = max(self._batches_since_step, iterator.amp_track_batches)
-                largest = max(len(index), self._last_draw[0]) if is_another else len(index)
-                self._last_draw = largest, samples, sizes.ratio if sizes is not None else None
+                iterator.amp_track_largest = max(len(index), iterator.amp_track_largest if is_another else 0)
+                self._last_draw = iterator.amp_track_largest, samples, sizes.ratio if sizes is not None else None
                 self._samples_since_step += len(index)
             index = sizes.largest(len(index)) if sizes is not None else index
         return index
+
+    def _trains_on(self, dataset: Any) -> bool:
+        """Return whether a batch is one of the training, and not of an evaluation, before it is drawn.
+
+        Some evaluations switch gradients off only later, for the model. They differ from a training by their data set.
+        """
+        if not torch.is_grad_enabled():
+            return False
+        self._drawn_from = {id(dataset)} if self._trained_on else self._drawn_from | {id(dataset)}
+        return not self._trained_on or id(dataset) in self._trained_on
 
     def _ends_epoch(self, count: int, trains: bool) -> bool:
         """Return whether a probe goes on to the last batch: of an evaluation, or once of an epoch with enough steps."""
@@ -517,13 +545,14 @@ def _mean_load_seconds(steps: Sequence[_Made]) -> float | None:
 
 
 def _last(iterator: Any, index: Any) -> Any:
-    """Return the last indices of an iterator's sampler: the epoch's own, smaller batch."""
-    try:
-        len(iterator._index_sampler)
-    except TypeError:  # it may never end
+    """Return the last indices of an iterator's sampler: the epoch's own, smaller batch.
+
+    Return the given ones for a sampler that never ends. Its length, if it has one, may be that of its data set.
+    """
+    left = _length(iterator._index_sampler) - iterator.amp_track_drawn
+    if left > _MOST_INDICES:
         return index
-    rest: Iterator[Any] = iterator._sampler_iter
-    for index in rest:  # noqa: B007
+    for index in itertools.islice(iterator._sampler_iter, max(left, 0)):  # noqa: B007
         pass
     return index
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,29 @@ def test_a_loader_that_draws_ahead_in_processes_comes_to_its_last_batch_and_an_e
     assert job_result.status is JobStatus.FITS
     assert {"train 8", "train 3", "evaluation 8", "evaluation 3"} <= set(log.read_text().splitlines())
     assert job_result.samples_per_second
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "how", ["evaluates with gradients", "looks first", "accumulates", "endless", "persistent", "validates ahead"]
+)
+def test_a_probe_is_short_and_complete_however_batches_are_loaded(
+    runner: JobRunner, function_job: FunctionJob, tmp_path: Path, how: str, workers: int
+) -> None:
+    log = tmp_path / "log"
+    options = (("how", how), ("log", str(log)), ("workers", str(workers)))
+    job_result = runner.run(function_job("loads", options=options, memory_budget_bytes=None))
+    assert job_result.status is JobStatus.FITS, job_result
+    assert job_result.steps >= 2
+    drawn = Counter(log.read_text().splitlines())
+    assert {"train 8", "train 3"} <= drawn.keys() if how != "endless" else "train 8" in drawn
+    assert how == "accumulates" or drawn["train 3"] <= 1 + job_result.steps // 20
+    if how not in ("endless", "accumulates"):
+        evaluated = sum(count for batch, count in drawn.items() if batch.startswith("evaluation"))
+        assert evaluated <= 3 * (2 if how == "persistent" else 1) * (1 + drawn["train 3"])
+        assert "evaluation 1" in drawn
 
 
 @pytest.mark.parametrize(("batches", "every"), [(8, 1), (8, 2), (8, 4), (3, 2)])

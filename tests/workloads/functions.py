@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, SubsetRandomSampler, TensorDataset
 
 import amp_track
 
@@ -393,3 +393,58 @@ def loads_in_processes(batch_size: int, precision: str, log: str) -> None:
                 training.model(batch)
                 with open(log, "a") as file:
                     print("evaluation", len(batch), file=file)
+
+
+class Endless(Sampler[int]):
+    """Never ends, and its length is that of the data set, as in OpenMMLab's libraries."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from range(self._length)
+
+
+Loading = Literal["evaluates with gradients", "looks first", "accumulates", "endless", "persistent", "validates ahead"]
+
+
+def loads(batch_size: int, precision: str, how: Loading, log: str, workers: int = 1) -> None:
+    """Load in a way that is usual in other people's trainings, and note each batch."""
+    training, data = Training(precision), TensorDataset(images(20 * batch_size + 3))
+    held_out = TensorDataset(images(30 * batch_size + 1))
+
+    def loader(data: TensorDataset, *, factor: int = 1, **settings: Any) -> DataLoader[Any]:
+        return DataLoader(data, batch_size=factor * batch_size, num_workers=workers, **settings)
+
+    def note(what: str, batch: Tensor) -> None:
+        with open(log, "a") as file:
+            print(what, len(batch), file=file)
+
+    persists = how == "persistent" and workers > 0
+    for_training = loader(data, sampler=Endless(len(data)) if how == "endless" else None)
+    for_evaluation = loader(held_out, factor=2 if how == "validates ahead" else 1, persistent_workers=persists)
+    if how == "looks first":
+        next(iter(for_training))
+    for epoch in range(1 if how == "accumulates" else 10):
+        drawn = iter(for_training)
+        if how == "validates ahead" and not epoch:
+            iter(for_evaluation)
+        for number, (batch,) in enumerate(drawn, start=1):
+            note("train", batch)
+            if how != "accumulates":
+                training.step(batch)
+                continue
+            training.model(batch).sum().backward()
+            if number % 8 == 0 or number == len(for_training):
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+        for _ in range(2 if persists else 1):
+            with contextlib.nullcontext() if how == "evaluates with gradients" else torch.no_grad():
+                for (batch,) in for_evaluation:
+                    note("evaluation", batch)
+                    with torch.no_grad():
+                        training.model(batch)
