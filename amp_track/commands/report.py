@@ -22,8 +22,8 @@ from amp_track.workers import interrupts
 if TYPE_CHECKING:
     from amp_track.study.types import Storage, Study
 
-_RENDER = {".html": page_html, ".md": page_markdown}
-"""The function that renders the page, by file suffix."""
+_SUFFIXES = (".html", ".md")
+"""Of the files that can be written."""
 
 
 @interrupted_safely
@@ -51,14 +51,18 @@ def report(request: Request) -> Result:
         result = _read(request, name, part, study, known, shared)
         if file is None:
             return dataclasses.replace(result, report=_kept(result, study, request.stores))
-        text = _RENDER[file.suffix.lower()](page_of(result), ui=request.stores.mlflow.ui)
+        page, ui = page_of(result), request.stores.mlflow.ui
+        if file.suffix.lower() == ".html":
+            text = page_html(page, ui=ui, start=request.stores.ui_command(result.study))
+        else:
+            text = page_markdown(page, ui=ui)
         file.write_text(text, encoding="utf-8")
         return dataclasses.replace(result, report=str(file))
 
 
 def _check_file(file: Path) -> None:
-    if file.suffix.lower() not in _RENDER:
-        raise BadInput(f"--out: got {file}, expected a file that ends in {' or '.join(_RENDER)}.")
+    if file.suffix.lower() not in _SUFFIXES:
+        raise BadInput(f"--out: got {file}, expected a file that ends in {' or '.join(_SUFFIXES)}.")
     if not file.parent.is_dir():
         raise BadInput(f"--out: got {file}, expected a file in an existing folder; create {file.parent}.")
     if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
@@ -98,7 +102,7 @@ def _kept(result: Result, study: Study, stores: Stores) -> str:
         tracker = tracking.Tracker(store.url, outbox_folder=stores.optuna.outbox_folder, resumes=True)
         if tracker.exists(run_id):
             with tracker.finished_run(run_id) as run:
-                return publish.keep_page(result, run, ui=store.ui)
+                return publish.keep_page(result, run, stores)
     raise BadInput(
         f"--tracking-uri: got {store}, expected the store with run {run_id} of study {study.study_name}. "
         "Use that store, or write the page to a file with --out."

@@ -70,6 +70,10 @@ class Stores:
         storage = [] if is_default else ["--storage", shlex.quote(masking.masked(self.storage))]
         return " ".join([*words, *storage, *self.tracking_flag])
 
+    def ui_command(self, study: str) -> str | None:
+        """Return the command, to print, that starts the UI at `mlflow.ui`; None if a server is the UI."""
+        return None if self.mlflow.kind == "http" else self.command("amp-track", "ui", shlex.quote(study))
+
     @property
     def tracking_flag(self) -> list[str]:
         """The flag, to print, with which another command uses this tracking store; none for the default."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_track._version import __version__
+from amp_track.config.options import Stores
 from amp_track.memory_plan.snapshot import snapshot
 from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.report import plan, plots, progress
@@ -46,7 +47,8 @@ def publish(tracked_study: TrackedStudy, result: Result, *parts: str) -> str:
     from amp_track.study import storage
 
     studies, parent, study = tracked_study.studies, tracked_study.parent, tracked_study.study
-    ui = studies.session.ui
+    stores = studies.session.request.stores
+    ui = stores.mlflow.ui
     text = dashboard_markdown(result, ui=ui)
     texts = dict.fromkeys(parts, text)
     if not isinstance(result, CompareResult):
@@ -63,19 +65,20 @@ def publish(tracked_study: TrackedStudy, result: Result, *parts: str) -> str:
     elif isinstance(result, CompareResult) and _keep_compare(result, parent, tracked_study.tracker):
         _show_plots(studies, "compare", parent.run_id, {})
     if not isinstance(result, MaxBatchResult):
-        return keep_page(result, parent, ui=ui)
-    page, digest = page_of_run(parent), _digest(result, ui)
+        return keep_page(result, parent, stores)
+    page, digest = page_of_run(parent), _digest(result, stores)
     if study.user_attrs.get(storage.PUBLISHED) == digest and Path(page).exists():  # not if it is a URL
         return page
-    if page := keep_page(result, parent, ui=ui):
+    if page := keep_page(result, parent, stores):
         study.set_user_attr(storage.PUBLISHED, digest)
     return page
 
 
-def _digest(result: MaxBatchResult, ui: str) -> str:
+def _digest(result: MaxBatchResult, stores: Stores) -> str:
     """Return a hash of everything that the page of a result shows."""
     shown = dataclasses.asdict(dataclasses.replace(result, plan_seconds=None))  # of the command that needed a plan
-    return hashlib.sha256(json.dumps([__version__, ui, shown], default=str).encode()).hexdigest()
+    texts = [__version__, stores.mlflow.ui, stores.ui_command(result.study), shown]
+    return hashlib.sha256(json.dumps(texts, default=str).encode()).hexdigest()
 
 
 def keep_max_batches(tracked_study: TrackedStudy, result: MaxBatchResult) -> None:
@@ -122,15 +125,16 @@ def _keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> bool:
     return is_drawn
 
 
-def keep_page(result: Result, parent: Run, *, ui: str) -> str:
+def keep_page(result: Result, parent: Run, stores: Stores) -> str:
     """Store the page of a study as HTML and Markdown with links to MLflow's UI, and its summary as the description.
 
     Return the path of the HTML page; "" if it could not be rendered.
     """
-    texts = {}
+    texts, ui = {}, stores.mlflow.ui
     with _left_out_if_it_fails(_PAGE):
         page = page_of(result)
-        texts = {_PAGE: page_html(page, ui=ui), "report.md": page_markdown(page, ui=ui)}
+        html = page_html(page, ui=ui, start=stores.ui_command(result.study))
+        texts = {_PAGE: html, "report.md": page_markdown(page, ui=ui)}
     if not texts:
         return ""
     for file, text in texts.items():

@@ -122,11 +122,6 @@ class Session:
             progress.say(f"{name}: {caution}")
 
     @property
-    def ui(self) -> str:
-        """The URL of the UI that shows MLflow's store."""
-        return self.request.stores.mlflow.ui
-
-    @property
     def seeds(self) -> range:
         """The seeds of the trainings to compare."""
         return range(self.job.seed, self.job.seed + self.request.search_options.seeds)

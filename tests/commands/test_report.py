@@ -135,6 +135,13 @@ def test_an_interrupted_comparison_shows_the_values_that_are_complete() -> None:
     assert (found.values, found.missing) == (("4",), 1)
 
 
+def test_the_page_says_how_to_open_its_links(found: MaxBatchResult) -> None:
+    reported(out="page.html")
+    command = f"amp-track ui mine --storage {stores()['storage']} --tracking-uri {stores()['tracking_uri']}"
+    for page in (found.report, reported().report, "page.html"):
+        assert f"<code>{command}</code>" in Path(page).read_text()
+
+
 def test_only_the_page_of_an_ended_run_changes(found: MaxBatchResult) -> None:
     before = client().get_run(found.run_id).info
     Path(found.report).unlink()

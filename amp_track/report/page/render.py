@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 
 from amp_track.report import links
 from amp_track.report import summary as answers
@@ -11,20 +10,19 @@ from amp_track.report.html import templates
 from amp_track.report.page.content import Page
 from amp_track.report.summary import Result
 from amp_track.results.compare import CompareResult
-from amp_track.stores import addresses
 
 
-def page_html(page: Page, *, ui: str) -> str:
+def page_html(page: Page, *, ui: str, start: str | None = None) -> str:
     """Return the page as one self-contained HTML file: no requests, no stored data, opens from disk.
 
-    `ui` is the URL of MLflow's UI, for the links.
+    `ui` is the URL of MLflow's UI, for the links, and `start` the command that starts it.
     """
     return templates().get_template("page.html").render(
         page=page,
         in_tools=answers.IN_TOOLS,
         run_url=functools.partial(links.run, ui, page.result.experiment_id),
         links=links.pages(page.result, ui),
-        start=f"amp-track ui {shlex.quote(page.result.study)}" if ui == addresses.DEFAULT_UI else None,
+        start=start,
     )  # fmt: skip
 
 
