@@ -18,6 +18,7 @@ from support import ROOT
 
 from amp_track.commands import ui
 from amp_track.config.commands import FLAGS
+from amp_track.stores import addresses
 
 DEPLOY = ROOT / "deploy"
 TOOLS = Path(sys.executable).parent
@@ -55,6 +56,12 @@ def test_the_dashboard_of_compose_calls_a_function_that_exists() -> None:
     called = getattr(importlib.import_module(program[1]), program[2])
     inspect.signature(called).bind(*ast.literal_eval(program[3]))
     assert service["environment"].keys() == {ui._DASHBOARD_STORAGE, ui._DASHBOARD_TRACKING}
+
+
+def test_the_links_of_compose_lead_to_the_port_that_is_open_on_this_machine() -> None:
+    services = loaded("compose.yaml")["services"]
+    host, port, _ = services["mlflow"]["ports"][0].split(":")
+    assert services["worker"]["environment"][addresses.UI_VARIABLE] == f"http://{host}:{port}"
 
 
 (SBATCH,) = re.findall(r"^#   sbatch deploy/slurm.sbatch (.*)$", (DEPLOY / "slurm.sbatch").read_text(), re.MULTILINE)

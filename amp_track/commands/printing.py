@@ -110,8 +110,8 @@ def _study_blocks(result: Any, request: Request) -> Iterator[str | Table]:
 
 def mlflow_ui(request: Request) -> str:
     store = request.stores.mlflow
-    if store.kind == "http":
-        return str(store)
+    if store.has_ui:
+        return store.ui
     program = f"{_program('mlflow')} ui --backend-store-uri {shlex.quote(str(store))}"
     return f"{program} --host {addresses.UI_HOST} --port {addresses.UI_PORT}"
 

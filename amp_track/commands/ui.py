@@ -68,7 +68,7 @@ def ui(request: Request, show: Callable[[str], None]) -> str:
     with processes.scratch_folder() as folder, servers.running(to_start, folder):
         with progress.working(f"starting {' and '.join(names)}"):
             servers.wait_until_ready(to_start)
-        mlflow = addresses.server(store.url) if is_tracking_server else to_start[0].address
+        mlflow = store.ui if is_tracking_server else to_start[0].address
         pages = found.pages(mlflow, to_start[-1].address)
         show("\n".join([*links.lines(found.study, pages, found.others), f"Press Ctrl-C to stop {' and '.join(names)}"]))
         has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform != "linux"

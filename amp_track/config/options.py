@@ -72,7 +72,7 @@ class Stores:
 
     def ui_command(self, study: str) -> str | None:
         """Return the command, to print, that starts the UI at `mlflow.ui`; None if a server is the UI."""
-        return None if self.mlflow.kind == "http" else self.command("amp-track", "ui", shlex.quote(study))
+        return None if self.mlflow.has_ui else self.command("amp-track", "ui", shlex.quote(study))
 
     @property
     def tracking_flag(self) -> list[str]:

@@ -16,6 +16,8 @@ DEFAULT_EXPERIMENT = "amp_track"
 DEFAULT_STORAGE = "sqlite:///optuna.db"
 STORAGE_VARIABLE = "AMP_TRACK_STORAGE"
 """Environment variable with the store address of Optuna, for a command without --storage."""
+UI_VARIABLE = "AMP_TRACK_UI"
+"""Environment variable with the URL of MLflow's UI for links, where a browser reaches the server under another name."""
 UI_HOST, UI_PORT = "127.0.0.1", 5000  # the default host and port of `mlflow ui`
 DEFAULT_UI = f"http://{UI_HOST}:{UI_PORT}"
 REQUEST_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT", "30"
@@ -80,8 +82,14 @@ class StoreAddress:
 
     @property
     def ui(self) -> str:
-        """The URL of the UI that shows a tracking store: the server's, or the default of `mlflow ui`."""
-        return server(self.url) if self.kind == "http" else DEFAULT_UI
+        """The URL of the UI that shows a tracking store: AMP_TRACK_UI, the server's, or the default of `mlflow ui`."""
+        own = server(self.url) if self.kind == "http" else DEFAULT_UI
+        return os.environ.get(UI_VARIABLE, "").rstrip("/") or own
+
+    @property
+    def has_ui(self) -> bool:
+        """Whether a server shows the tracking store already."""
+        return self.kind == "http" or bool(os.environ.get(UI_VARIABLE))
 
     @property
     def outbox_folder(self) -> Path:

@@ -92,6 +92,16 @@ def test_what_a_driver_says_shows_no_part_of_a_password(address: str, said: str,
     assert masking.masked_within(said, masking.secrets_of(address)).startswith(expected)
 
 
+def test_links_lead_to_the_ui_that_a_browser_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    local, remote = StoreAddress.parse("sqlite:///mlflow.db"), StoreAddress.parse("http://me:hunter2@mlflow:5000/")
+    assert [(store.ui, store.has_ui) for store in (local, remote)] == [
+        ("http://127.0.0.1:5000", False), ("http://mlflow:5000", True),
+    ]  # fmt: skip
+    for value in ("https://mlflow.example/a", "https://mlflow.example/a/"):
+        monkeypatch.setenv(addresses.UI_VARIABLE, value)
+        assert [(store.ui, store.has_ui) for store in (local, remote)] == [("https://mlflow.example/a", True)] * 2
+
+
 _TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30)
 _SIMPLE = st.text(st.sampled_from("abcXYZ019-._"), min_size=1, max_size=12)
 
