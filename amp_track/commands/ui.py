@@ -64,6 +64,11 @@ def ui(request: Request, show: Callable[[str], None]) -> str:
             f"--host {options.host}: neither optuna-dashboard nor MLflow's UI has a login. Everyone who can reach port "
             f"{' or '.join(map(str, ports.values()))} can see plots, and delete studies and runs."
         )
+    if options.port is None and not store.has_ui and ports[_PORT] != addresses.UI_PORT:
+        progress.say(
+            f"Port {addresses.UI_PORT} is in use, so MLflow's UI is on port {ports[_PORT]}. Links in reports lead to "
+            f"port {addresses.UI_PORT}: free it and start again to use them."
+        )
     names = tuple(server.name for server in to_start)
     with processes.scratch_folder() as folder, servers.running(to_start, folder):
         with progress.working(f"starting {' and '.join(names)}"):

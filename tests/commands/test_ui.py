@@ -14,12 +14,14 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
-from support import Done, client, stores
+from support import Done, client, request, stores
 
-from amp_track.commands.ui import find
+from amp_track.commands.ui import find, ui
+from amp_track.config.job import Job
 from amp_track.config.options import Stores
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import links
+from amp_track.stores import addresses
 from amp_track.study.opening import open_storage
 from amp_track.study.storage import JOB_RESULT, PARENT_RUN_ID
 from amp_track.workers import servers
@@ -117,6 +119,19 @@ class TestErrors:
     def test_a_port_in_use_is_told(self, amp_track: Command, flag: str) -> None:
         message = rejection(amp_track("ui", "--no-browser", flag, self.port))
         assert message.startswith(f"{flag}: got {self.port}, expected a free port of 127.0.0.1")
+
+    def test_another_port_than_that_of_the_links_is_told(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_with_run("digits/max-batch")
+        monkeypatch.setattr(addresses, "UI_PORT", int(self.port))
+        for variable, lines in (("", 1), ("https://mlflow.example", 0)):
+            monkeypatch.setenv(addresses.UI_VARIABLE, variable)
+            with pytest.raises(AssertionError, match="it starts a server"):
+                ui(request(Job()), print)
+            told = capsys.readouterr().err.splitlines()
+            assert len(told) == lines
+            assert all(line.startswith(f"Port {self.port} is in use, so MLflow's UI is on port") for line in told)
 
     def test_a_run_that_the_store_does_not_have_is_told(self, amp_track: Command) -> None:
         make("digits/max-batch")
