@@ -49,6 +49,11 @@ class _Console(Console):
         """Stop printing: rich would otherwise end the program in the middle of its runs."""
         self.quiet = True
 
+    @property
+    def is_tty(self) -> bool:
+        """Whether to animate: FORCE_COLOR and TTY_COMPATIBLE, which a CI sets, make any file a terminal to rich."""
+        return self.is_terminal and self.file.isatty()
+
 
 class CellOutput:
     """The output of a notebook's running cell: permanent lines, and below them one that changes."""
@@ -121,7 +126,7 @@ def working(text: str) -> AbstractContextManager[object]:
     if console.is_jupyter:
         return _line_in_notebook(text)
     spinner = "line" if console.options.ascii_only else "dots"
-    return console.status(text, spinner=spinner) if console.is_terminal else saying_after(_LONG_SECONDS, text)
+    return console.status(text, spinner=spinner) if console.is_tty else saying_after(_LONG_SECONDS, text)
 
 
 @contextmanager
@@ -154,7 +159,7 @@ def following(
     bar: AbstractContextManager[Update | None] = nullcontext()
     if console.is_jupyter:
         bar = _line_in_notebook(title)
-    elif console.is_terminal:
+    elif console.is_tty:
         bar = _bar(title, where, PRECISION_COLORS[job.precision])
 
     def show(event: Event) -> None:

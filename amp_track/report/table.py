@@ -64,7 +64,7 @@ def table_of(title: str, columns: Iterable[Column], rows: Iterable[Row]) -> Tabl
 def print_table(table: Table) -> None:
     """Print a table on stdout in the width of the terminal, or in 100 columns without one."""
     console = Console(force_jupyter=False)
-    if not console.is_terminal:
+    if not (console.is_terminal and console.file.isatty()):  # FORCE_COLOR makes any file a terminal to rich
         console = Console(width=WIDTH, force_jupyter=False)
     for renderable in _renderables(table, console.width):
         console.print(renderable)

@@ -79,6 +79,22 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
     assert not re.search(r"\x1b\[[0-9;]*38;", written_on_a_terminal(PROGRAM, 120, NO_COLOR="1"))
 
 
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_a_log_with_colors_is_not_animated_and_has_wide_tables(variable: str) -> None:
+    program = f"""{PROGRAM}
+with progress.working("something"):
+    time.sleep(0.2)
+from amp_track.report.table import Column, print_table, table_of
+print_table(table_of("title", [Column("heading")], [("word " * 18,)]))
+"""
+    environment = os.environ | {variable: "1", "TERM": "xterm-256color"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    noted, epoch, fits = done.stderr.splitlines()
+    assert (noted, epoch) == ("[bold] is text", "epoch 1/2  loss 0.5000")
+    assert re.fullmatch(r"\x1b\[[0-9;]+mamp\x1b\[0m  batch 3 fits", fits), "colors are kept"
+    assert "word " * 17 in done.stdout
+
+
 @pytest.mark.parametrize("columns", [60, 79])
 def test_a_narrow_terminal_shows_the_same_in_two_lines(columns: int) -> None:
     text = written_on_a_terminal(PROGRAM, columns)
