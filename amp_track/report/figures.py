@@ -21,6 +21,8 @@ _IDS = re.compile(r'(id="|url\(#|href="#)')
 _SIZE = re.compile(r'\s(?:width|height)="[\d.]+pt"')
 """Width and height of the outermost element, its first attributes: the page sets the size of a chart."""
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
+_CHARACTER = 0.62
+"""The mean width of a character in a name, as a fraction of the font size."""
 Across = TypeVar("Across", int, float)
 
 
@@ -67,6 +69,23 @@ def plain_text(*, points: float = 10) -> Iterator[None]:
 
     with matplotlib.rc_context({"text.parse_math": False, "font.size": points}):
         yield
+
+
+def shortened(texts: Sequence[str], inches: float, *, spaces: int = 1) -> list[str]:
+    """Return texts that fit side by side into a width, with an ellipsis in the middle of longer ones.
+
+    `spaces` is the room that each needs in addition, in characters.
+    """
+    import matplotlib
+
+    character_inches = _CHARACTER * matplotlib.rcParams["font.size"] / 72
+    most = max(int(inches / character_inches / max(len(texts), 1) - spaces), 3)
+    end = (most - 1) // 2
+    short = [text if len(text) <= most else f"{text[: most - 1 - end]}…{text[-end:]}" for text in texts]
+    common = next((place for place, each in enumerate(zip(*texts, strict=False)) if len(set(each)) > 1), 0)
+    if len(set(short)) < len(set(texts)) and common > 0:  # files of one folder
+        return shortened([text[common:] for text in texts], inches, spaces=spaces)
+    return short
 
 
 def svg(figure: Figure, *, alt: str, prefix: str) -> str:

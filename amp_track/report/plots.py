@@ -13,7 +13,7 @@ from amp_track.config.precisions import PRECISION_COLORS
 from amp_track.memory_plan.replay import Timeline, timeline
 from amp_track.records.plan import Category
 from amp_track.records.units import format_bytes
-from amp_track.report.figures import new_figure, plain_text
+from amp_track.report.figures import new_figure, plain_text, shortened
 from amp_track.report.wording import metric_text
 from amp_track.results.compare import Cell, CompareResult, as_numbers
 from amp_track.results.plan import PlanResult
@@ -155,7 +155,7 @@ def _draw_bars(axes: Axes, result: CompareResult, heights: Mapping[str, numpy.nd
         axes.set_xticks([])
         axes.margins(y=0.15)
     else:
-        axes.set_xticks(places, labels=result.values)
+        axes.set_xticks(places, labels=shortened(result.values, axes.bbox.width / axes.figure.dpi))
         axes.set_xlabel(result.option)
         axes.legend(frameon=False)
 

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 _LEFT, _BOTTOM, _RIGHT, _TOP = 0.15, 0.14, 0.03, 0.1
 """The margins for tick labels, axis labels and the legend as fractions of width and height."""
+_WIDTH_INCHES = 6.4
+_AXES_INCHES = _WIDTH_INCHES * (1 - _LEFT - _RIGHT)
+_LEGEND_SPACES = 4
+"""The width of a legend's handle and of the space around it, in characters."""
 _MOST_POINTS = 400
 """The maximum number of points per curve: more overlap and enlarge the page."""
 _MOST_SCALES = 4
@@ -69,7 +73,7 @@ class Training:
 
 
 def new_axes(across: str, up: str) -> tuple[Figure, Axes]:
-    figure = figures.new_figure(6.4, 4.0)
+    figure = figures.new_figure(_WIDTH_INCHES, 4.0)
     # Fixed margins: a layout engine draws every plot twice (a quarter of the time of a simulated search).
     axes = figure.add_axes((_LEFT, _BOTTOM, 1 - _LEFT - _RIGHT, 1 - _BOTTOM - _TOP))
     axes.spines[["top", "right"]].set_visible(False)
@@ -251,10 +255,11 @@ def scales(trainings: Sequence[Training], *, by: str = "") -> Chart | None:
     shown = each[::-1][::stride][::-1]
     figure, axes = new_axes("optimizer step", "scale")
     axes.set_yscale("log", base=2)
-    for place, (training, history) in enumerate(shown, start=1):
+    labels = figures.shortened([training.label for training, _ in shown], _AXES_INCHES, spaces=_LEGEND_SPACES)
+    for place, ((training, history), label) in enumerate(zip(shown, labels, strict=True), start=1):
         color, opacity = PRECISION_COLORS[training.trial.precision], 0.35 + 0.65 * place / len(shown)
         steps, sizes = zip(*thinned(history, _MOST_POINTS), strict=True)
-        axes.step(steps, sizes, where="post", color=color, alpha=opacity, linewidth=1.2, label=training.label)
+        axes.step(steps, sizes, where="post", color=color, alpha=opacity, linewidth=1.2, label=label)
         falls = [now for before, now in itertools.pairwise(history) if now[1] < before[1]]
         _plot(axes, falls, "v", color, alpha=opacity, markersize=5)
     legend(axes)

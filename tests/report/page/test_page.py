@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 
 import pytest
@@ -53,6 +54,27 @@ def test_a_comparison_without_numbers_has_no_chart_over_its_option() -> None:
     assert "Accuracy against wall time" in charts_of(by_name)
     assert "Accuracy against activation_width" not in charts_of(by_name)
     assert "Accuracy against activation_width" in charts_of(compared)
+
+
+@pytest.mark.parametrize("count", [2, 3, 12])
+def test_long_names_fit_below_the_bars_and_above_the_scales(count: int) -> None:
+    compared = RESULTS["compare"]
+    names = tuple(f"experiments/configurations/{number}_tiny_patch16_window7_224.yaml" for number in range(count))
+    cells = tuple(dataclasses.replace(cell, value=name) for name in names for cell in compared.cells)
+    charts = charts_of(dataclasses.replace(compared, values=names, cells=cells))
+    scale = next(chart for title, chart in charts.items() if title.startswith("Scale history"))
+    bars = charts["Samples per second"].figure
+    bars.draw_without_rendering()
+    labels = [text.get_window_extent() for text in bars.axes[0].get_xticklabels()]
+    assert len(labels) == count
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(labels))
+    assert labels[0].x0 > 0
+    assert labels[-1].x1 < bars.bbox.width
+    scale.figure.draw_without_rendering()
+    legend = scale.figure.axes[0].get_legend()
+    assert legend is not None
+    assert legend.get_window_extent().x0 > 0
+    assert all(re.match(r"\d+_.*…", text.get_text()) for text in legend.texts), "without the folder of all"
 
 
 def test_predictions_of_evaluations_are_not_compared_with_the_memory_of_trainings() -> None:
