@@ -11,6 +11,9 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # A test that waits for ever in Python fails, and says where: the longest takes two minutes on a slow machine.
 BOUND := --timeout 600
 
+# A .venv without pip, as Debian makes it where python3-venv is missing, is not kept for the next try.
+.DELETE_ON_ERROR:
+
 .PHONY: search test test-slow test-all test-oldest test-newest test-nightly fuzz audit lint format gpu benchmark finders published docs docs-all site serve mutants faults clean
 
 search: $(VENV)/installed  ## the digits example: max batches and trainings within 64 MiB of main memory; a minute

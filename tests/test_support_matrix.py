@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -24,6 +26,20 @@ def test_the_oldest_version_is_the_one_that_is_tested(library: str) -> None:
     assert TESTED[library] == f"{BOUNDS[library]}.0"
     row = rf"\| {library} \| {re.escape(BOUNDS[library])} [^|]+\| {re.escape(TESTED[library])}, newest \|"
     assert re.search(row, (ROOT / "docs/support.md").read_text(), re.IGNORECASE)
+
+
+@pytest.mark.parametrize("target", [".venv/bin/python", ".venv-newest/bin/python"])
+def test_an_environment_without_pip_is_made_again(target: str) -> None:
+    """As on Debian without python3-venv: venv makes bin/python, and then fails."""
+    fake = Path("python3")
+    fake.write_text(
+        f'#!/bin/sh\n[ "$2" != venv ] || (mkdir -p "$3/bin"; ln -s {sys.executable} "$3/bin/python"; exit 1)'
+    )
+    fake.chmod(0o755)
+    done = subprocess.run(
+        ["make", f"--makefile={ROOT}/Makefile", "PYTHON=./python3", target], capture_output=True, text=True
+    )
+    assert (done.returncode, Path(target).exists()) == (2, False), done.stdout + done.stderr
 
 
 def test_every_function_that_an_accelerator_needs_exists_in_this_torch() -> None:
