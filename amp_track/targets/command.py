@@ -17,7 +17,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NoReturn
 
+import torch
 from pydantic import TypeAdapter
 
 from amp_track.config.inspection import TargetInspection
@@ -116,6 +118,7 @@ class CommandTraining:
         watch.install()
         try:
             with _output_to(output):
+                _reject_processes(self._job.workload)
                 _run_script(arguments)
         except SystemExit as error:
             cause = watch.cause(error)
@@ -166,6 +169,19 @@ def _signal_in(output: Path) -> str:
     """
     found = re.search(r"\bSIG(?:ABRT|BUS|KILL|SEGV)\b", output.read_text(errors="replace"))
     return found.group() if found else ""
+
+
+def _reject_processes(workload: str) -> None:
+    """Let a script fail where it starts processes to train in, which nobody would watch, instead of training."""
+
+    def spawn(*arguments: Any, **keywords: Any) -> NoReturn:
+        raise BadInput(
+            f"{workload}: it trains in processes that it starts itself (torch.multiprocessing.spawn). Let it train in "
+            "one process, or start it with torchrun."
+        )
+
+    multiprocessing: Any = torch.multiprocessing
+    multiprocessing.spawn = multiprocessing.start_processes = spawn
 
 
 @contextmanager

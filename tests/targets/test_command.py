@@ -146,6 +146,15 @@ def test_a_script_that_hangs_is_timed_out_with_its_last_lines(runner: JobRunner,
     assert (job_result.status, job_result.traceback) == (JobStatus.TIMED_OUT, "waiting for data")
 
 
+def test_a_script_that_spawns_its_training_is_rejected(
+    runner: JobRunner, command_job: CommandJob, tmp_path: Path
+) -> None:
+    script = tmp_path / "spawns.py"
+    script.write_text("import torch.multiprocessing as mp\nif __name__ == '__main__': mp.spawn(print, nprocs=2)")
+    with pytest.raises(BadInput, match=r"processes that it starts itself .* start it with torchrun\."):
+        runner.run(command_job("python", str(script), "--bs", "{batch_size}"))
+
+
 def test_a_script_that_ends_before_a_step_is_rejected(runner: JobRunner, command_job: CommandJob) -> None:
     with pytest.raises(BadInput, match="it ended without an optimizer step"):
         runner.run(command_job("python", SCRIPT, "--bs", "{batch_size}", "--ends", "before a step"))
