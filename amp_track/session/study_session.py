@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MAXIMIZE: Direction = "maximize"
 _SOURCE = "workload source"
 """The setting that another version of the target's files changes."""
-_METER_VERSION = 9
+_METER_VERSION = 10
 """Increase it when limits, meter or confirmation runs change so that max batches found before may not hold."""
 _CUDA_VARIABLES = (*SETTINGS_VARIABLES, "CUBLAS_WORKSPACE_CONFIG")
 """Environment variables that change the memory that a training takes on a GPU."""

@@ -98,15 +98,20 @@ def use_up_large_free_blocks() -> None:
     malloc searches its heap before it asks the system, regardless of the threshold. A forked process inherits megabytes
     of free space, a different amount in each run, and later frees can add more.
     """
-    libc = _glibc()
-    gc.collect()  # otherwise garbage is freed later, and leaves such blocks
-    heap = re.search(r"^([0-9a-f]+)-[0-9a-f]+ .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
-    if libc is None or heap is None:
+    libc, start = _glibc(), _start_of_heap()
+    if libc is None or start is None:
         return
-    start, end = int(heap.group(1), 16), libc.sbrk(0)
+    gc.collect()  # otherwise garbage is freed later, and leaves such blocks
+    end = libc.sbrk(0)
     while start <= (block := libc.malloc(_LARGEST_SMALL_BLOCK_BYTES + 1)) < end:
         pass
     libc.free(block)
+
+
+def _start_of_heap() -> int | None:
+    """Return the address of the heap; None without one. The text that it reads is freed before the heap is used up."""
+    found = re.search(r"^([0-9a-f]+)-[0-9a-f]+ .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    return int(found.group(1), 16) if found is not None else None
 
 
 def _set_small_blocks_aside(libc: ctypes.CDLL) -> None:
