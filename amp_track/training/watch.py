@@ -161,9 +161,11 @@ class TrainingWatch:
         """The samples of a data set that is smaller than its loader's batch (`drop_last`)."""
         self._has_shortened_epoch = False
         self._trained_on: set[int] = set()
-        """The data sets whose batches came before an optimizer step, by id: an evaluation may draw with gradients."""
+        """The data sets whose batches came before an optimizer step, by id."""
         self._drawn_from: set[int] = set()
-        """Those drawn from before the first step, later the last one."""
+        """Those drawn from since the last step."""
+        self._is_in_training_mode = True
+        """Whether a model was last set to training, and not to evaluation."""
         self._largest_draw = 0
         self._dataset_samples = 0
         self._sizes: dict[tuple[int, int], SampleSizes | None] = {}
@@ -179,7 +181,7 @@ class TrainingWatch:
         torch_optimizer.register_optimizer_step_pre_hook(self._before_step)
         torch_optimizer.register_optimizer_step_post_hook(self._after_step)
         make, load = torch_optimizer.Optimizer.__init__, DataLoader.__init__
-        enter, convert = torch.autocast.__enter__, nn.Module._apply
+        enter, convert, set_mode = torch.autocast.__enter__, nn.Module._apply, nn.Module.train
         draw, load_batch = dataloader._BaseDataLoaderIter._next_index, dataloader._BaseDataLoaderIter.__next__
         watch = self
 
@@ -225,12 +227,18 @@ class TrainingWatch:
             watch._has_16_bits |= any(each is not None and each.dtype in _16_BIT for each in self._parameters.values())
             return converted
 
+        @functools.wraps(set_mode)
+        def train(self: Any, mode: bool = True) -> Any:
+            watch._is_in_training_mode = mode
+            return set_mode(self, mode)
+
         torch_optimizer.Optimizer.__init__ = make_optimizer  # type: ignore[method-assign]
         dataloader._BaseDataLoaderIter._next_index = next_index  # type: ignore[method-assign]
         dataloader._BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
         DataLoader.__init__ = make_loader  # type: ignore[method-assign]
         torch.autocast.__enter__ = enter_autocast  # type: ignore[method-assign]
         nn.Module._apply = convert_module  # type: ignore[method-assign]
+        nn.Module.train = train  # type: ignore[method-assign]
 
     @property
     def steps(self) -> int:
@@ -409,10 +417,11 @@ class TrainingWatch:
             index = draw()
         except StopIteration:
             # Loader processes have drawn a shortened epoch before its first step. If gradients accumulate over more
-            # batches than it has, it goes on.
-            is_too_short = iterator.amp_track_has_skipped and trains and self.steps < _FULL
-            if is_too_short and getattr(iterator, "_rcvd_idx", 0) > _FULL:
-                iterator._sampler_iter = iter(iterator._index_sampler)
+            # batches than it has, so that more came than one that is drawn ahead, it begins again.
+            received = getattr(iterator, "_rcvd_idx", 0)
+            is_too_short = iterator.amp_track_has_skipped and trains and self.steps < _FULL < received - self.steps
+            if is_too_short and received < _length(iterator._index_sampler):
+                iterator._sampler_iter, self._has_shortened_epoch = iter(iterator._index_sampler), False
                 return self._drawn(iterator, draw)
             if count == 1:
                 self._samples_without_a_batch = _length(iterator._dataset)
@@ -426,7 +435,7 @@ class TrainingWatch:
         if isinstance(index, list):
             samples, sizes = _length(iterator._dataset), None
             if self._job.worst_batch and (self._job.probe or count % 2):
-                sizes = self._sizes_of(iterator)
+                sizes = self._sizes_of(iterator, trains)
             if trains:
                 # Several batches of one loader make a step if gradients accumulate, or if it draws ahead as
                 # accelerate's.
@@ -444,12 +453,14 @@ class TrainingWatch:
     def _trains_on(self, dataset: Any) -> bool:
         """Return whether a batch is one of the training, and not of an evaluation, before it is drawn.
 
-        Some evaluations switch gradients off only later, for the model. They differ from a training by their data set.
+        Some evaluations switch gradients off only later, for the model. They have another data set than the training,
+        and have set their model to evaluation.
         """
         if not torch.is_grad_enabled():
             return False
-        self._drawn_from = {id(dataset)} if self._trained_on else self._drawn_from | {id(dataset)}
-        return not self._trained_on or id(dataset) in self._trained_on
+        trains = self._is_in_training_mode or not self._trained_on or id(dataset) in self._trained_on
+        self._drawn_from |= {id(dataset)} if trains else set()
+        return trains
 
     def _ends_epoch(self, count: int, trains: bool) -> bool:
         """Return whether a probe goes on to the last batch: of an evaluation, or once of an epoch with enough steps."""
@@ -466,17 +477,17 @@ class TrainingWatch:
         self._steps_needed = max(_PROBE_STEPS, self.steps + 3 + draws_ahead)
         return True
 
-    def _sizes_of(self, iterator: Any) -> SampleSizes | None:
+    def _sizes_of(self, iterator: Any, trains: bool) -> SampleSizes | None:
         """Return the sizes of the samples that an iterator draws, if they differ and any may form a batch."""
         dataset = iterator._dataset
         if iterator._collate_fn is default_collate:  # it makes batches of samples of one size only
             return None
         key = id(dataset), _length(dataset)  # an id may be used again
         if key not in self._sizes:
-            self._sizes[key] = self._measure(iterator)
+            self._sizes[key] = self._measure(iterator, trains)
         return self._sizes[key]
 
-    def _measure(self, iterator: Any) -> SampleSizes | None:
+    def _measure(self, iterator: Any, trains: bool) -> SampleSizes | None:
         """Return the sizes of the samples that an iterator draws. If there are none, note the reason for a training."""
         sampler = iterator._index_sampler
         while (inner := getattr(sampler, _WRAPPED.get(type(sampler).__name__, ""), None)) is not None:
@@ -490,7 +501,7 @@ class TrainingWatch:
             if oom.is_out_of_memory(error):
                 raise
             is_unknown = isinstance(error, SizesUnknown)
-            if torch.is_grad_enabled():
+            if trains:
                 self._why_as_drawn = str(error) if is_unknown else f"measuring samples raised {summary(error)}"
             return None
 

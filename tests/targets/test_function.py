@@ -164,8 +164,12 @@ def test_a_loader_that_draws_ahead_in_processes_comes_to_its_last_batch_and_an_e
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    "how", ["evaluates with gradients", "looks first", "accumulates", "endless", "persistent", "validates ahead"]
-)
+    "how",
+    [
+        "evaluates with gradients", "looks first", "passes first", "accumulates", "draws ahead", "endless",
+        "persistent", "validates ahead", "makes data anew",
+    ],
+)  # fmt: skip
 def test_a_probe_is_short_and_complete_however_batches_are_loaded(
     runner: JobRunner, function_job: FunctionJob, tmp_path: Path, how: str, workers: int
 ) -> None:
@@ -177,7 +181,8 @@ def test_a_probe_is_short_and_complete_however_batches_are_loaded(
     drawn = Counter(log.read_text().splitlines())
     assert {"train 8", "train 3"} <= drawn.keys() if how != "endless" else "train 8" in drawn
     assert how == "accumulates" or drawn["train 3"] <= 1 + job_result.steps // 20
-    if how not in ("endless", "accumulates"):
+    assert drawn["first 8"] <= 20
+    if how != "endless":
         evaluated = sum(count for batch, count in drawn.items() if batch.startswith("evaluation"))
         assert evaluated <= 3 * (2 if how == "persistent" else 1) * (1 + drawn["train 3"])
         assert "evaluation 1" in drawn

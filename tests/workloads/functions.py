@@ -409,7 +409,19 @@ class Endless(Sampler[int]):
             yield from range(self._length)
 
 
-Loading = Literal["evaluates with gradients", "looks first", "accumulates", "endless", "persistent", "validates ahead"]
+Loading = Literal[
+    "evaluates with gradients", "looks first", "passes first", "accumulates", "draws ahead", "endless", "persistent",
+    "validates ahead", "makes data anew",
+]  # fmt: skip
+
+
+def one_ahead(drawn: Iterator[Any]) -> Iterator[Any]:
+    """Draw a batch before the one before it is used, as accelerate's loaders and timm's prefetcher do."""
+    batch = next(drawn)
+    for following in drawn:
+        yield batch
+        batch = following
+    yield batch
 
 
 def loads(batch_size: int, precision: str, how: Loading, log: str, workers: int = 1) -> None:
@@ -429,8 +441,16 @@ def loads(batch_size: int, precision: str, how: Loading, log: str, workers: int 
     for_evaluation = loader(held_out, factor=2 if how == "validates ahead" else 1, persistent_workers=persists)
     if how == "looks first":
         next(iter(for_training))
-    for epoch in range(1 if how == "accumulates" else 10):
+    if how == "passes first":
+        for (batch,) in for_training:
+            note("first", batch)
+    for epoch in range(10):
+        training.model.train()
+        if how == "makes data anew":
+            for_training = loader(TensorDataset(images(20 * batch_size + 3)))
         drawn = iter(for_training)
+        if how == "draws ahead":
+            drawn = one_ahead(drawn)
         if how == "validates ahead" and not epoch:
             iter(for_evaluation)
         for number, (batch,) in enumerate(drawn, start=1):
@@ -442,6 +462,7 @@ def loads(batch_size: int, precision: str, how: Loading, log: str, workers: int 
             if number % 8 == 0 or number == len(for_training):
                 training.optimizer.step()
                 training.optimizer.zero_grad()
+        training.model.eval()
         for _ in range(2 if persists else 1):
             with contextlib.nullcontext() if how == "evaluates with gradients" else torch.no_grad():
                 for (batch,) in for_evaluation:
