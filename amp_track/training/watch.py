@@ -459,7 +459,8 @@ class TrainingWatch:
         if not torch.is_grad_enabled():
             return False
         trains = self._is_in_training_mode or not self._trained_on or id(dataset) in self._trained_on
-        self._drawn_from |= {id(dataset)} if trains else set()
+        if trains:
+            self._drawn_from.add(id(dataset))
         return trains
 
     def _ends_epoch(self, count: int, trains: bool) -> bool:
