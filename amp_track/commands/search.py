@@ -183,8 +183,8 @@ def _seeds_left(studies: Studies, fitted: MaxBatchResult) -> list[Job]:
     if len(seeds) == 1:
         return []
     job = _job_of_seeds(studies.session, fitted, fitted.max_batch)
-    made = [training.point for training in _grid_of_seeds(study, seeds, fitted).trained()] if study is not None else []
-    return [dataclasses.replace(job, **point) for point in _points_of_seeds(seeds, fitted) if point not in made]
+    points = _points_of_seeds(seeds, fitted) if study is None else _grid_of_seeds(study, seeds, fitted).missing()
+    return [dataclasses.replace(job, **point) for point in points]
 
 
 def _slow_precisions(fitted: MaxBatchResult) -> dict[str, float]:

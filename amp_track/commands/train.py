@@ -85,6 +85,7 @@ def _resume(request: Request, run_id: str, *, runner: Runner | None) -> TrainRes
     with processes.scratch_folder() as folder:
         checkpoint, made_steps = tracker.fetch_checkpoint(run_id, folder)
         on_record = tracker.on_record(run_id, session.inspection.metric_name)
+        diagnosed = tracker.diagnosed(run_id, folder)
         if _length(session.job) != _length(resumable.job):
             _check_is_longer(session, run_id, made_steps, made_epochs=max(on_record[names.TRAIN_LOSS], default=0))
         given = tracking.run_id_of_environment()
@@ -92,7 +93,6 @@ def _resume(request: Request, run_id: str, *, runner: Runner | None) -> TrainRes
             with tracker.run(f"resumes {run_id}", run_id=given, tags={"amp_track.continues": run_id}):
                 pass
         with tracker.run(title, tags=tracking.resumed_tags(session.job, session.inspection), run_id=run_id) as run:
-            diagnosed = tracker.diagnosed(run_id, folder)
             run.resume(on_record, diagnosed)
             return _train(session, session.job, run, title=title, resume_from=checkpoint)
 

@@ -25,6 +25,7 @@ from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDon
 from amp_track.records.masking import masked_within
 from amp_track.records.result import JobResult
 from amp_track.records.units import format_bytes
+from amp_track.report.table import is_tty
 from amp_track.report.wording import counted, metric_text, speed_text
 
 _NARROW = 80
@@ -48,11 +49,6 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Stop printing: rich would otherwise end the program in the middle of its runs."""
         self.quiet = True
-
-    @property
-    def is_tty(self) -> bool:
-        """Whether to animate: FORCE_COLOR and TTY_COMPATIBLE, which a CI sets, make any file a terminal to rich."""
-        return self.is_terminal and self.file.isatty()
 
 
 class CellOutput:
@@ -126,7 +122,7 @@ def working(text: str) -> AbstractContextManager[object]:
     if console.is_jupyter:
         return _line_in_notebook(text)
     spinner = "line" if console.options.ascii_only else "dots"
-    return console.status(text, spinner=spinner) if console.is_tty else saying_after(_LONG_SECONDS, text)
+    return console.status(text, spinner=spinner) if is_tty(console) else saying_after(_LONG_SECONDS, text)
 
 
 @contextmanager
@@ -159,7 +155,7 @@ def following(
     bar: AbstractContextManager[Update | None] = nullcontext()
     if console.is_jupyter:
         bar = _line_in_notebook(title)
-    elif console.is_tty:
+    elif is_tty(console):
         bar = _bar(title, where, PRECISION_COLORS[job.precision])
 
     def show(event: Event) -> None:

@@ -61,10 +61,15 @@ def table_of(title: str, columns: Iterable[Column], rows: Iterable[Row]) -> Tabl
     return Table(title=title, columns=tuple(columns), sections=(tuple(rows),))
 
 
+def is_tty(console: Console) -> bool:
+    """Return whether somebody watches. To rich, FORCE_COLOR and TTY_COMPATIBLE make any file a terminal, as in a CI."""
+    return console.is_terminal and console.file.isatty()
+
+
 def print_table(table: Table) -> None:
     """Print a table on stdout in the width of the terminal, or in 100 columns without one."""
     console = Console(force_jupyter=False)
-    if not (console.is_terminal and console.file.isatty()):  # FORCE_COLOR makes any file a terminal to rich
+    if not is_tty(console):
         console = Console(width=WIDTH, force_jupyter=False)
     for renderable in _renderables(table, console.width):
         console.print(renderable)

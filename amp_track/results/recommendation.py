@@ -162,12 +162,12 @@ def _speed_of_fp32(fitted: MaxBatchResult, precision: str, speed: float | None) 
 
     If no batch of fp32 was timed, it is as much slower as its run at its max batch was: both of these load data.
     """
-    of_fp32, found = fitted.precisions.get(REFERENCE), fitted.precisions[precision]
-    if of_fp32 is None or of_fp32.best_speed:
-        return of_fp32.best_speed if of_fp32 is not None else None
-    if not speed or not found.speed_of_longest_run or not of_fp32.speed_of_longest_run:
-        return of_fp32.samples_per_second
-    return speed * of_fp32.speed_of_longest_run / found.speed_of_longest_run
+    if (of_fp32 := fitted.precisions.get(REFERENCE)) is None:
+        return None
+    run_speed, run_speed_of_fp32 = fitted.precisions[precision].speed_of_longest_run, of_fp32.speed_of_longest_run
+    if not of_fp32.best_speed and speed and run_speed and run_speed_of_fp32:
+        return speed * run_speed_of_fp32 / run_speed
+    return of_fp32.best_speed or of_fp32.samples_per_second
 
 
 def _of_search(result: SearchResult) -> Recommendation | None:

@@ -143,12 +143,13 @@ class Goal:
         """Return the largest multiple of `multiple_of` up to `max_batch`; 0 if there is none."""
         return max_batch // self.multiple_of * self.multiple_of
 
-    def batch_to_train(self, max_batch: int) -> int:
-        """Return the batch up to `max_batch` that is trained at, if batches are not timed first; 0 if there is none."""
+    def batch_to_train(self, max_batch: int) -> tuple[int, str]:
+        """Return the batch that is trained at, if batches are not timed first, and what it is; 0 if there is none."""
         if self.effective_batch_size is None or self.recommends:
-            return self.multiple_up_to(max_batch)
+            return self.multiple_up_to(max_batch), f"largest multiple of {self.multiple_of} up to the max batch"
         parts = micro_batch(self.effective_batch_size, max_batch, multiple_of=self.multiple_of)
-        return parts[0] if parts is not None else 0
+        batch_size = parts[0] if parts is not None else 0
+        return batch_size, f"largest divisor of {self.effective_batch_size} up to the max batch"
 
 
 class BatchSampler(optuna.samplers.BaseSampler):
@@ -207,16 +208,12 @@ class BatchSampler(optuna.samplers.BaseSampler):
         step = self._explore(done, precision, running)
         if isinstance(step, Proposal):
             return step
-        multiple, is_refuted = self.goal.batch_to_train(step.batch_size), was_refuted(done[precision])
+        (trained, what), is_refuted = self.goal.batch_to_train(step.batch_size), was_refuted(done[precision])
         jobs = [*done[precision], *running]
         confirmed = {job.batch_size for job in jobs if job.kind == "confirm"}
         whole = {job.batch_size for job in jobs if job.includes_the_end or self.goal.whole_probes}
-        if multiple and multiple not in (confirmed if is_refuted else whole):
-            kind = "confirm" if is_refuted else "multiple"
-            reason = f"largest multiple of {self.goal.multiple_of} up to the max batch"
-            if self.goal.effective_batch_size is not None:
-                reason = f"largest divisor of {self.goal.effective_batch_size} up to the max batch"
-            return Proposal(precision, multiple, kind, reason)
+        if trained and trained not in (confirmed if is_refuted else whole):
+            return Proposal(precision, trained, "confirm" if is_refuted else "multiple", what)
         if step.bound != "memory" or not step.batch_size or step.first_failing_batch is None:
             return None
         # A batch above the first one that ran out of memory may fit. If a confirmation run has refuted the probes, only

@@ -51,7 +51,7 @@ class Grid:
         Points that other search workers are training are awaited, because one of them may die. None is left after
         `deadline` of the monotonic clock.
         """
-        while missing := self._missing():
+        while missing := self.missing():
             if time.monotonic() > deadline:
                 return False
             storage.end_stale_trials(self.study)
@@ -77,7 +77,7 @@ class Grid:
         trials = self.study.get_trials(deepcopy=False)
         point = asked_params(trials[trial.number])
         earlier = [asked_params(other) for other in trials[: trial.number] if other.state is TrialState.RUNNING]
-        if point in earlier or point not in self._missing():
+        if point in earlier or point not in self.missing():
             raise optuna.TrialPruned("nothing to train")
         for name, value in point.items():
             match self.distributions.get(name):
@@ -109,7 +109,8 @@ class Grid:
         firsts = (next((training for training in finished if training.point == point), None) for point in self.points)
         return [training for training in firsts if training is not None]
 
-    def _missing(self) -> list[Point]:
+    def missing(self) -> list[Point]:
+        """Return the points without a result that counts, in order."""
         known = [training.point for training in self.trained()]
         return [point for point in self.points if point not in known]
 

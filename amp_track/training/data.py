@@ -465,17 +465,9 @@ class Loader:
             for number, indices in enumerate(batches, start=first_batch)
         )
         seeded = _SeededByBatch(dataset, self.collate_fn or default_collate)
-        return iter(
-            DataLoader(
-                seeded,
-                batch_sampler=numbered,
-                collate_fn=_as_is,
-                generator=generator,
-                # Loader processes are forks. A file that the data set opens for its first sample would be shared.
-                pin_memory=self.pin_memory if self.workers else self.pins(dataset),
-                **self._processes(),
-            )
-        )
+        # Loader processes are forks. A file that the data set opens for its first sample would be shared.
+        pins = self.pin_memory if self.workers else self.pins(dataset)
+        return iter(self._loader(seeded, generator, batch_sampler=numbered, collate_fn=_as_is, pin_memory=pins))
 
     def stream(self, dataset: IterableDataset[Any], batch_size: int, generator: torch.Generator) -> Iterator[Any]:
         """Yield the full batches of an iterable dataset without end: it starts again where it ends.
@@ -490,14 +482,8 @@ class Loader:
         """
         seed = int(torch.randint(2**48, (), generator=generator))
         samples_of_rank = _EveryNth(dataset, self.rank.index, self.rank.count)
-        loader = DataLoader(
-            samples_of_rank,
-            batch_size=batch_size,
-            collate_fn=self.collate_fn,
-            generator=generator,
-            pin_memory=self.pin_memory,
-            **self._processes(),
-        )
+        batching = {"batch_size": batch_size, "collate_fn": self.collate_fn, "pin_memory": self.pin_memory}
+        loader = self._loader(samples_of_rank, generator, **batching)
         number = 0
         while True:
             started, largest, batches = number, 0, iter(loader)
@@ -518,10 +504,15 @@ class Loader:
                     "train_data() gives no samples when it is iterated again; its __iter__ must return a new iterator"
                 )
 
-    def _processes(self) -> dict[str, Any]:
-        # torch's default on Linux. A job's default is the fork server, which has not imported the workload.
-        context = "fork" if self.workers and sys.platform == "linux" else None
-        return {"num_workers": self.workers, "multiprocessing_context": context}
+    def _loader(self, dataset: Dataset[Any], generator: torch.Generator, **batching: Any) -> DataLoader[Any]:
+        return DataLoader(
+            dataset,
+            **batching,
+            generator=generator,
+            num_workers=self.workers,
+            # torch's default on Linux. A job's default is the fork server, which has not imported the workload.
+            multiprocessing_context="fork" if self.workers and sys.platform == "linux" else None,
+        )
 
     def pins(self, dataset: Dataset[Any]) -> bool:
         """Return whether batches are put into pinned memory, by the first sample of the data set."""

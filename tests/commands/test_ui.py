@@ -120,7 +120,7 @@ class TestErrors:
         message = rejection(amp_track("ui", "--no-browser", flag, self.port))
         assert message.startswith(f"{flag}: got {self.port}, expected a free port of 127.0.0.1")
 
-    def test_another_port_than_that_of_the_links_is_told(
+    def test_a_port_that_links_do_not_lead_to_has_a_warning(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make_with_run("digits/max-batch")
@@ -129,9 +129,9 @@ class TestErrors:
             monkeypatch.setenv(addresses.UI_VARIABLE, variable)
             with pytest.raises(AssertionError, match="it starts a server"):
                 ui(request(Job()), print)
-            told = capsys.readouterr().err.splitlines()
-            assert len(told) == lines
-            assert all(line.startswith(f"Port {self.port} is in use, so MLflow's UI is on port") for line in told)
+            said = capsys.readouterr().err.splitlines()
+            assert len(said) == lines
+            assert all(line.startswith(f"Port {self.port} is in use, so MLflow's UI is on port") for line in said)
 
     def test_a_run_that_the_store_does_not_have_is_told(self, amp_track: Command) -> None:
         make("digits/max-batch")

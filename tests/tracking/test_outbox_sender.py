@@ -89,8 +89,8 @@ def test_a_signal_before_the_wait_for_the_server_ends_the_command_after_it(
 
 def left_running(client: mlflow.MlflowClient, **tags: str) -> str:
     """Make a RUNNING run of a process that has died, and return its id."""
-    gone = {PROCESS: json.dumps(this_process() | {"pid": 2**22 + 1})}
-    return str(client.create_run("0", tags=gone | tags).info.run_id)
+    process_tag = {PROCESS: json.dumps(this_process() | {"pid": 2**22 + 1})}
+    return str(client.create_run("0", tags=process_tag | tags).info.run_id)
 
 
 def test_all_arrives_in_order_and_nothing_is_left(client: mlflow.MlflowClient, root: Path, tmp_path: Path) -> None:
