@@ -75,13 +75,15 @@ class Probe:
 
     If it fits, `peak_bytes` is the peak of the meter that the budget limits. Otherwise it is roughly the memory that a
     batch needs at least: the peak at the failure plus the failed request. `allocated_bytes` is the peak of a finer
-    meter, for devices on which the first one counts in large blocks.
+    meter, for devices on which the first one counts in large blocks. `first_step_bytes` is the peak of that meter up to
+    the end of the first step: many batches fail only in the second one, beside the optimizer's state.
     """
 
     batch_size: int
     status: JobStatus
     peak_bytes: int | None = None
     allocated_bytes: int | None = None
+    first_step_bytes: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -346,6 +348,10 @@ def _by_memory(
         return dataclasses.replace(to(crossing, "predicted max batch"), may_be_confirmed=may_be_confirmed)
     if not failing:
         return to(min(crossing - margin, ceiling - 1), f"predicted max batch {crossing} is above the upper limit")
+    if (reached := _reached_after_a_first_step(fitting[-1], failing[0], room_bytes)) is not None:
+        # One more sample than what should fit: if it fails, it is the proof.
+        guess = to(max(reached + 1, _halfway(floor, ceiling)), f"{ceiling} failed, as its first step explains")
+        return dataclasses.replace(guess, may_be_confirmed=may_be_confirmed)
     if line is planned:
         guess = to(*_below_the_plan(crossing, floor, failing))
         is_near = failing[0].batch_size - guess.batch_size <= _FEW
@@ -426,6 +432,20 @@ def _below_the_plan(crossing: int, floor: int, failing: list[Probe]) -> tuple[in
         batch_size,
         f"{failing[0].batch_size} failed although the memory plan predicted that it fits; trying slightly less",
     )
+
+
+def _reached_after_a_first_step(last: Probe, failure: Probe, room_bytes: float) -> int | None:
+    """Return the max batch on the line through the first steps of two batches; None if they explain no failure.
+
+    What later steps take beside the first one is hardly a matter of samples: gradients, the optimizer's state.
+    """
+    if last.allocated_bytes is None or last.first_step_bytes is None or failure.first_step_bytes is None:
+        return None
+    point = Point(last.batch_size, last.allocated_bytes)
+    needed = Point(failure.batch_size, last.allocated_bytes + failure.first_step_bytes - last.first_step_bytes)
+    if failure.status is not JobStatus.OOM or not point.size_bytes <= room_bytes < needed.size_bytes:
+        return None
+    return Line(last.batch_size, point, point.slope_to(needed)).reaches(room_bytes)
 
 
 def _surprise(points: Sequence[Point], room_bytes: float) -> int:

@@ -165,6 +165,8 @@ class JobResult:
     train_peak_allocated_bytes: int | None = None
     peak_bytes: int | None = None
     eval_peak_allocated_bytes: int | None = None
+    first_step_peak_bytes: int | None = None
+    """The peak of allocated memory up to the end of the first optimizer step, if its batch was full."""
     peak_resident_bytes: int | None = None
     """Main memory of the process with its libraries, as `top` shows it. A budget does not limit it."""
     first_loss: float | None = None  # of the first optimizer step, before the model has learned anything

@@ -159,14 +159,25 @@ def was_refuted(done: Iterable[Done]) -> bool:
 def as_probes(done: Iterable[Done], kinds: Sequence[str]) -> list[Probe]:
     """Return the results of the jobs of these kinds as probes."""
     return [
-        Probe(job.batch_size, job.job_result.status, job.job_result.peak_bytes, job.job_result.peak_allocated_bytes)
+        Probe(
+            job.batch_size,
+            job.job_result.status,
+            job.job_result.peak_bytes,
+            job.job_result.peak_allocated_bytes,
+            job.job_result.first_step_peak_bytes,
+        )
         if job.fits
         # Every batch above the size of the data set ends in the same way.
         else Probe(
             min(job.job_result.training_samples or job.batch_size, job.batch_size - 1) + 1, JobStatus.OVER_DATASET
         )
         if job.job_result.status is JobStatus.OVER_DATASET
-        else Probe(job.batch_size, job.job_result.status, job.job_result.wanted_bytes)
+        else Probe(
+            job.batch_size,
+            job.job_result.status,
+            job.job_result.wanted_bytes,
+            first_step_bytes=job.job_result.first_step_peak_bytes,
+        )
         for job in done
         if job.kind in kinds
     ]

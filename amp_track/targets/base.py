@@ -192,4 +192,5 @@ def job_result_of_exception(error: BaseException, phase: str, device: Device | N
         requested_bytes=oom.requested_bytes(error),
         train_peak_allocated_bytes=peak.allocated_bytes if peak is not None else None,
         peak_bytes=peak.reserved_bytes if peak is not None else None,
+        first_step_peak_bytes=device.first_step_peak_bytes if device is not None else None,
     )

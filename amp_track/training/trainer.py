@@ -139,6 +139,7 @@ class Trainer:
             peak_resident_bytes=peak_resident_bytes(),
             peak_bytes=device.peak().reserved_bytes,
             eval_peak_allocated_bytes=self._eval_peak_allocated_bytes or None,
+            first_step_peak_bytes=device.first_step_peak_bytes,
             waited_seconds=self._input_wait.seconds if not job.probe else None,  # it waits for every batch
             allocation_retries=device.allocation_retries(),
             size_ratio=batches.size_ratio,
@@ -408,6 +409,8 @@ class Trainer:
         """Train on one batch, and return its number of samples over all ranks."""
         input, target = part.batch
         self._step(input, target, share=part.share, update=part.update)
+        if self._step.steps == 1 and part.update and part.samples == self._batch_size * self._group.rank.count:
+            self._device.note_first_step()
         self._step.phase = "data"
         self._input_wait.step_submitted()
         return part.samples

@@ -293,6 +293,7 @@ class TrainingWatch:
             train_seconds=self._ends[-1] - self._started,
             train_peak_allocated_bytes=peak.allocated_bytes if peak is not None else None,
             peak_bytes=peak.reserved_bytes if peak is not None else None,
+            first_step_peak_bytes=self._device.first_step_peak_bytes,
             peak_resident_bytes=peak_resident_bytes(),
             allocation_retries=self._device.allocation_retries(),
             samples_per_second=_speed(self._timed_steps()),
@@ -382,6 +383,8 @@ class TrainingWatch:
             self._first_steps.append(_Made(now - self._epoch_began, min(samples, self._batch_size), load_seconds))
         self._is_interrupted, self._epoch_began = False, None
         self._ends.append(now)
+        if self.steps == 1 and self.has_begun:
+            self._device.note_first_step()
         self._trained_on |= self._drawn_from
         self._drawn_from = set()
         if self._last_draw[0] > self._largest_draw:  # the last batch before a step is one of the training

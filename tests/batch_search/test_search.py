@@ -142,6 +142,38 @@ def test_each_rule_by_example(known: str, budget_bytes: int | None, given: dict[
     assert explore(tried(known), limit, budget_bytes=budget_bytes, hint=given.get("hint")) == step
 
 
+@pytest.mark.parametrize("hint", [Hint(slope_bytes=1.0), None], ids=["planned", "measured"])
+@pytest.mark.parametrize(
+    ("failure", "step"),
+    [
+        # Later steps took 30 more at 100 samples, so 171 need 205, and 167 up to 201: 168 proves it, or more fit.
+        (Probe(171, JobStatus.OOM, 999, first_step_bytes=175), 168),
+        # It should have fitted according to its first step, or there was none.
+        (Probe(171, JobStatus.OOM, 999, first_step_bytes=171), 170),
+        (Probe(171, JobStatus.OOM, 999), 170),
+        # Not less than half way.
+        (Probe(171, JobStatus.OOM, 999, first_step_bytes=900), 135),
+    ],
+)
+def test_what_failed_after_its_first_step_shows_how_much_less_fits(
+    hint: Hint | None, failure: Probe, step: int
+) -> None:
+    fitting = [Probe(count, JobStatus.FITS, 30 + count, 30 + count, count) for count in (10, 100)]
+    guess = explore([*fitting, failure], UNLIMITED, budget_bytes=201, hint=hint)
+    assert isinstance(guess, Next)
+    assert guess.batch_size == step
+
+
+def test_a_failure_of_a_resnet_is_explained_by_its_first_step() -> None:
+    """A ResNet-18 in bf16 on a CPU, whose kernels take more from some batch on than the plan says (2026-11-29)."""
+    fits = Probe(254, JobStatus.FITS, 479_580_160, 479_580_160, 368_738_304)
+    fails = Probe(311, JobStatus.OOM, 545_313_156, first_step_bytes=431_218_688)
+    hint = Hint(254, slope_bytes=1_003_844)
+    guess = explore([fits, fails], UNLIMITED, budget_bytes=512 * MEBIBYTE, hint=hint, from_above="unplanned")
+    assert isinstance(guess, Next)
+    assert (guess.batch_size, guess.may_be_confirmed) == (307, True)
+
+
 @pytest.mark.parametrize(
     ("known", "limit", "max_batch"),
     [

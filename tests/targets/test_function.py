@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 from collections import Counter
 from collections.abc import Callable
@@ -229,6 +230,18 @@ def test_a_batch_that_is_too_large_is_out_of_memory(runner: JobRunner, function_
     job_result = runner.run(function_job(name, batch_size=900))
     assert job_result.status is JobStatus.OOM
     assert job_result.peak_bytes is not None
+
+
+def test_out_of_memory_in_a_second_step_tells_what_the_first_one_took(
+    runner: JobRunner, function_job: FunctionJob
+) -> None:
+    """Adam's state exists from the second step on."""
+    job = function_job("epochs", batch_size=200)
+    fits = runner.run(job)
+    assert fits.first_step_peak_bytes < fits.train_peak_allocated_bytes
+    less_bytes = (fits.first_step_peak_bytes + fits.train_peak_allocated_bytes) // 2
+    fails = runner.run(dataclasses.replace(job, memory_budget_bytes=less_bytes))
+    assert (fails.status, fails.first_step_peak_bytes) == (JobStatus.OOM, fits.first_step_peak_bytes)
 
 
 def test_a_batch_larger_than_the_data_set_is_said_to_be(runner: JobRunner, function_job: FunctionJob) -> None:

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import DIGITS, WORKLOADS
+from support import DIGITS, MEBIBYTE, WORKLOADS
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
 from amp_track.records.events import EpochEnded, Event, StepsRecorded
-from amp_track.records.result import JobResult
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.runner import JobRunner
 
 
@@ -48,6 +48,18 @@ def test_a_job_result_is_what_its_events_said(runner: JobRunner, digits: Job) ->
     assert job_result.steps == last.step == 2 * 23
     assert 0 < job_result.train_seconds < job_result.wall_seconds
     assert job_result.samples_per_second > 0
+
+
+def test_out_of_memory_in_a_second_step_tells_what_the_first_one_took(runner: JobRunner, digits: Job) -> None:
+    """Adam's state exists from the second step on."""
+    probe = dataclasses.replace(digits, probe=True, epochs=1, batch_size=200, memory_budget_bytes=64 * MEBIBYTE)
+    fits = runner.run(probe)
+    assert fits.first_step_peak_bytes < fits.train_peak_allocated_bytes
+    less_bytes = (fits.first_step_peak_bytes + fits.train_peak_allocated_bytes) // 2
+    fails = runner.run(dataclasses.replace(probe, memory_budget_bytes=less_bytes))
+    assert (fails.status, fails.first_step_peak_bytes) == (JobStatus.OOM, fits.first_step_peak_bytes)
+    longer = dataclasses.replace(probe, epochs=2)  # begins with the smaller batch of the end of an epoch
+    assert runner.run(longer).first_step_peak_bytes is None
 
 
 def test_options_of_the_step_reach_it(runner: JobRunner, digits: Job) -> None:

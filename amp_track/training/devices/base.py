@@ -33,6 +33,8 @@ class Device(ABC):
     """Its backend of torch.distributed; None if several ranks cannot train on such devices."""
     meter: str
     """The source of peak memory readings."""
+    first_step_peak_bytes: int | None = None
+    """The peak of allocated memory up to the end of the first optimizer step, if it was noted."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
@@ -83,6 +85,10 @@ class Device(ABC):
     @abstractmethod
     def peak(self) -> MemoryPeak:
         """Return the current peaks."""
+
+    def note_first_step(self) -> None:
+        """Note the peak of the first optimizer step, which a job that runs out of memory later reports, too."""
+        self.first_step_peak_bytes = self.peak().allocated_bytes
 
     def allocation_retries(self) -> int | None:
         """Return how often the allocator released its cache to retry an allocation; None without such a cache."""
