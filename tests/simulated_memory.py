@@ -24,6 +24,8 @@ class Device:
     budget_bytes: int
     block_bytes: int = 1
     failure: JobStatus = JobStatus.OOM
+    later_bytes: int | None = None
+    """What later steps take beside the first one; None if nobody measures the first step."""
 
     def reserved(self, batch_size: int) -> int:
         return math.ceil(self.need(batch_size) / self.block_bytes) * self.block_bytes
@@ -32,13 +34,16 @@ class Device:
         return batch_size == 0 or self.reserved(batch_size) <= self.budget_bytes
 
     def probe(self, batch_size: int) -> Probe:
+        first = self.reserved(batch_size) - self.later_bytes if self.later_bytes is not None else None
         if self.fits(batch_size):
-            fine = int(self.need(batch_size)) if self.block_bytes > 4096 else None
-            return Probe(batch_size, JobStatus.FITS, self.reserved(batch_size), fine)
+            has_finer = self.block_bytes > 4096 or first is not None
+            fine = int(self.need(batch_size)) if has_finer else None
+            return Probe(batch_size, JobStatus.FITS, self.reserved(batch_size), fine, first)
         # The memory that a failed job wanted is known roughly, and sometimes not at all.
         chance = random.Random(batch_size)
         wanted = max(self.need(batch_size) * chance.uniform(0.97, 1.2), self.budget_bytes + 1)
-        return Probe(batch_size, self.failure, int(wanted) if chance.random() < 0.7 else None)
+        known = int(wanted) if chance.random() < 0.7 else None
+        return Probe(batch_size, self.failure, known, None, first if first and first <= self.budget_bytes else None)
 
     def search(self, *, limit: Limit = UNLIMITED, hint: Hint | None = None) -> tuple[MaxBatch, list[Probe]]:
         probes: list[Probe] = []

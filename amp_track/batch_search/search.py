@@ -75,8 +75,8 @@ class Probe:
 
     If it fits, `peak_bytes` is the peak of the meter that the budget limits. Otherwise it is roughly the memory that a
     batch needs at least: the peak at the failure plus the failed request. `allocated_bytes` is the peak of a finer
-    meter, for devices on which the first one counts in large blocks. `first_step_bytes` is the peak of that meter up to
-    the end of the first step: many batches fail only in the second one, beside the optimizer's state.
+    meter, for devices on which the first one counts in large blocks. `first_step_bytes` is the peak of that meter in
+    the first step: many batches fail only in the second one, beside the optimizer's state.
     """
 
     batch_size: int
@@ -320,8 +320,9 @@ def _by_memory(
     # A larger batch may select a kernel that takes less memory. Tensors never take less.
     if planned is not None and (line is None or line.slope_bytes < _LEAST_OF_PLAN * planned.slope_bytes):
         line = planned
+    explained = _below_a_second_step(fitting[-1], failing, room_bytes)
     if line is None:
-        return _without_a_line(points, ceiling, room_bytes)
+        return explained or _without_a_line(points, ceiling, room_bytes)
 
     def to(batch_size: int, reason: str) -> Next:
         predicted = line.at(min(max(batch_size, floor + 1), ceiling - 1))
@@ -348,10 +349,9 @@ def _by_memory(
         return dataclasses.replace(to(crossing, "predicted max batch"), may_be_confirmed=may_be_confirmed)
     if not failing:
         return to(min(crossing - margin, ceiling - 1), f"predicted max batch {crossing} is above the upper limit")
-    if (reached := _reached_after_a_first_step(fitting[-1], failing[0], room_bytes)) is not None:
-        # One more sample than what should fit: if it fails, it is the proof.
-        guess = to(max(reached + 1, _halfway(floor, ceiling)), f"{ceiling} failed, as its first step explains")
-        return dataclasses.replace(guess, may_be_confirmed=may_be_confirmed)
+    if explained is not None:
+        is_likely = explained.batch_size > _halfway(floor, ceiling)
+        return dataclasses.replace(explained, may_be_confirmed=may_be_confirmed and is_likely)
     if line is planned:
         guess = to(*_below_the_plan(crossing, floor, failing))
         is_near = failing[0].batch_size - guess.batch_size <= _FEW
@@ -434,18 +434,30 @@ def _below_the_plan(crossing: int, floor: int, failing: list[Probe]) -> tuple[in
     )
 
 
-def _reached_after_a_first_step(last: Probe, failure: Probe, room_bytes: float) -> int | None:
-    """Return the max batch on the line through the first steps of two batches; None if they explain no failure.
+def _below_a_second_step(last: Probe, failing: list[Probe], room_bytes: float) -> Next | None:
+    """Choose a batch below one that failed in a later step than the first; None if its first step explains nothing.
 
-    What later steps take beside the first one is hardly a matter of samples: gradients, the optimizer's state.
+    `last` is the largest batch that fits. The failed one needs more by as much as its first step took more: what later
+    steps add, such as the optimizer's state, is nearly the same. A line goes through the two, or through two such
+    failures, because memory may jump below them. One sample more than it allows is tried: if the line is right, that
+    fails and is the proof.
     """
-    if last.allocated_bytes is None or last.first_step_bytes is None or failure.first_step_bytes is None:
+    if not failing or last.allocated_bytes is None or last.first_step_bytes is None:
         return None
-    point = Point(last.batch_size, last.allocated_bytes)
-    needed = Point(failure.batch_size, last.allocated_bytes + failure.first_step_bytes - last.first_step_bytes)
-    if failure.status is not JobStatus.OOM or not point.size_bytes <= room_bytes < needed.size_bytes:
+    needs = [
+        Point(probe.batch_size, last.allocated_bytes + probe.first_step_bytes - last.first_step_bytes)
+        for probe in failing
+        if probe.first_step_bytes is not None and probe.status is JobStatus.OOM
+    ]
+    ceiling, floor = failing[0].batch_size, Point(last.batch_size, last.allocated_bytes)
+    if not needs or needs[0].batch_size != ceiling or not floor.size_bytes <= room_bytes < needs[0].size_bytes:
         return None
-    return Line(last.batch_size, point, point.slope_to(needed)).reaches(room_bytes)
+    slopes = (point.slope_to(needs[0]) for point in (*needs[1:2], floor))
+    line = Line(last.batch_size, needs[0], next(slope for slope in slopes if slope > 0))
+    batch_size = min(max(line.reaches(room_bytes) + 1, _halfway(last.batch_size, ceiling)), ceiling - 1)
+    predicted = line.at(batch_size)
+    reason = f"{ceiling} failed after its first step, whose memory shows how much less fits"
+    return Next(batch_size, reason, round(predicted), should_fit=predicted <= room_bytes)
 
 
 def _surprise(points: Sequence[Point], room_bytes: float) -> int:

@@ -38,7 +38,7 @@ LOGGED_METRICS = {
 """The attribute of `JobResult` that each run logs once, by the name in MLflow. Sizes are logged in MiB."""
 _LARGEST = (
     "waited_seconds", "train_peak_allocated_bytes", "peak_bytes", "eval_peak_allocated_bytes", "peak_resident_bytes",
-    "allocation_retries",
+    "first_step_peak_bytes", "allocation_retries",
 )  # fmt: skip
 """The fields of `JobResult` of which the largest over the ranks counts. The others are those of rank 0."""
 

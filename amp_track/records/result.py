@@ -166,7 +166,8 @@ class JobResult:
     peak_bytes: int | None = None
     eval_peak_allocated_bytes: int | None = None
     first_step_peak_bytes: int | None = None
-    """The peak of allocated memory up to the end of the first optimizer step, if its batch was full."""
+    """The peak of allocated memory up to the end of the first optimizer step, if its batch was full. The probe of a
+    longer training than one epoch may begin with the smaller batch that ends an epoch."""
     peak_resident_bytes: int | None = None
     """Main memory of the process with its libraries, as `top` shows it. A budget does not limit it."""
     first_loss: float | None = None  # of the first optimizer step, before the model has learned anything

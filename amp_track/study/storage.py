@@ -37,7 +37,8 @@ PARENT_RUN_ID, FREE_BYTES, COMMAND = "mlflow_parent_run_id", "free_bytes", "comm
 PUBLISHED = "published"
 """Attribute of a max-batch study: the hash of the result that its page shows."""
 VERSION_ATTRIBUTE, VERSION = "amp_track_version", 2
-"""The version of everything that a study stores, the choices of its params included. Increase it with any change."""
+"""The version of everything that a study stores, the choices of its params included. Increase it with any change but
+a new optional field."""
 _JOB_RESULT: TypeAdapter[JobResult] = TypeAdapter(Json[JobResult])
 PARTS = ("max-batch", "train", "seeds", "compare")
 """The parts of a study NAME, in the order in which they are created: NAME/max-batch, NAME/train, …"""

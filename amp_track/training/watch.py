@@ -383,7 +383,7 @@ class TrainingWatch:
             self._first_steps.append(_Made(now - self._epoch_began, min(samples, self._batch_size), load_seconds))
         self._is_interrupted, self._epoch_began = False, None
         self._ends.append(now)
-        if self.steps == 1 and self.has_begun:
+        if self.steps == 1 and self.has_begun and samples >= self._batch_size:
             self._device.note_first_step()
         self._trained_on |= self._drawn_from
         self._drawn_from = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable
@@ -84,16 +85,17 @@ def test_more_is_not_tried_than_there_is() -> None:
     assert len(probes) == 1
 
 
+@pytest.mark.parametrize("later_bytes", [None, 40 * MIB], ids=["", "first steps are measured"])
 @pytest.mark.parametrize("wrong", [1.0, 0.95, 1.1], ids=["exact", "5 % too low", "10 % too high"])
 @pytest.mark.parametrize("make", FAMILIES)
 def test_most_devices_that_are_not_linear_take_eight_probes(
-    make: Callable[[random.Random, int, int, float], Device], wrong: float
+    make: Callable[[random.Random, int, int, float], Device], wrong: float, later_bytes: int | None
 ) -> None:
     counts = []
     for seed in range(100):
         chance = random.Random(seed)
         max_batch, share = round(10 ** chance.uniform(0.3, 6)), chance.uniform(0.02, 0.9)
-        device = make(chance, max_batch, BUDGET, share)
+        device = dataclasses.replace(make(chance, max_batch, BUDGET, share), later_bytes=later_bytes)
         slope = device.need(1) - share * BUDGET  # of tensors: what kernels take begins at larger batches
         _, probes = device.search(hint=hint_of(slope * wrong, fixed_bytes=share * BUDGET))
         counts.append(len(probes))

@@ -1,5 +1,6 @@
 """Simulated devices: what fits is decided by a formula, the search sees only what a real meter would show."""
 
+import dataclasses
 import math
 import random
 import re
@@ -166,12 +167,29 @@ def test_what_failed_after_its_first_step_shows_how_much_less_fits(
 
 def test_a_failure_of_a_resnet_is_explained_by_its_first_step() -> None:
     """A ResNet-18 in bf16 on a CPU, whose kernels take more from some batch on than the plan says (2026-11-29)."""
-    fits = Probe(254, JobStatus.FITS, 479_580_160, 479_580_160, 368_738_304)
-    fails = Probe(311, JobStatus.OOM, 545_313_156, first_step_bytes=431_218_688)
-    hint = Hint(254, slope_bytes=1_003_844)
-    guess = explore([fits, fails], UNLIMITED, budget_bytes=512 * MEBIBYTE, hint=hint, from_above="unplanned")
-    assert isinstance(guess, Next)
-    assert (guess.batch_size, guess.may_be_confirmed) == (307, True)
+    probes = [
+        Probe(254, JobStatus.FITS, 479_580_160, 479_580_160, 368_738_304),
+        Probe(311, JobStatus.OOM, 545_313_156, first_step_bytes=431_218_688),
+    ]
+
+    def guess() -> Next:
+        hint = Hint(254, slope_bytes=1_003_844)
+        step = explore(probes, UNLIMITED, budget_bytes=512 * MEBIBYTE, hint=hint, from_above="unplanned")
+        assert isinstance(step, Next)
+        return step
+
+    # If the line is right, 307 fails, which proves 306.
+    assert (guess().batch_size, guess().may_be_confirmed, guess().should_fit) == (307, True, False)
+    probes.append(Probe(307, JobStatus.OOM, 545_313_156, first_step_bytes=426_834_100))
+    assert (guess().batch_size, guess().should_fit) == (306, True)
+
+
+def test_a_jump_that_first_steps_show_costs_few_probes() -> None:
+    """From 110 samples on a kernel takes 40 more: a line from below the jump predicts too much each time."""
+    device = Device(lambda count: 30 + count + 40 * (count >= 110), 201, later_bytes=10)
+    max_batch, probes = device.search(hint=Hint(100, slope_bytes=1.0))
+    assert max_batch.batch_size == 131
+    assert len(probes) <= 6
 
 
 @pytest.mark.parametrize(
@@ -272,16 +290,18 @@ def test_a_device_of_whims_ends_with_a_proof(
     assert len(probes) <= 12 + 2 * math.log2(2**24)
 
 
+@pytest.mark.parametrize("part", [None, 0.1], ids=["", "first steps are measured"])
 @pytest.mark.parametrize("make", FAMILIES)
 def test_most_devices_that_are_not_linear_take_eight_probes(
-    make: Callable[[random.Random, int, int, float], Device],
+    make: Callable[[random.Random, int, int, float], Device], part: float | None
 ) -> None:
     """Some must take more: which of n batches is the one where memory jumps cannot be told in less than log2(n)."""
     counts = []
     for seed in range(1000):
         chance = random.Random(seed)
         max_batch, budget = int(10 ** chance.uniform(0, 6)), int(2 ** chance.uniform(28, 37))
-        device = make(chance, max_batch, budget, chance.uniform(0, 0.95))
+        later_bytes = int(part * budget) if part is not None else None
+        device = dataclasses.replace(make(chance, max_batch, budget, chance.uniform(0, 0.95)), later_bytes=later_bytes)
         _, probes = device.search(hint=Hint(chance.randint(8, 32)))
         counts.append(len(probes))
     counts.sort()

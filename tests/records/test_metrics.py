@@ -11,6 +11,7 @@ def test_what_ranks_merge_is_the_largest_that_is_known() -> None:
     ]
     assert merged_fields(job_results) == {
         "waited_seconds": 0.0,
+        "first_step_peak_bytes": None,
         "allocation_retries": None,
         "train_peak_allocated_bytes": 0,
         "peak_bytes": None,

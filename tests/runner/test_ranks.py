@@ -51,7 +51,10 @@ def test_one_process_is_itself() -> None:
         assert merge_job_results([job_result]) == job_result
 
 
-PEAKS = ("train_peak_allocated_bytes", "peak_bytes", "eval_peak_allocated_bytes", "peak_resident_bytes")
+PEAKS = (
+    "train_peak_allocated_bytes", "peak_bytes", "eval_peak_allocated_bytes", "peak_resident_bytes",
+    "first_step_peak_bytes",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*PEAKS, "waited_seconds"])
