@@ -95,7 +95,7 @@ def _recorded(base: type[GradScaler]) -> type[GradScaler]:
 
         def update(self, new_scale: float | Tensor | None = None) -> None:
             if (history := _known(self)) is not None:
-                history._on_update(self, functools.partial(base.update, self), new_scale)
+                history._on_update(self, base.update, new_scale)
             else:
                 base.update(self, new_scale)
 
@@ -214,12 +214,16 @@ class ScaleHistory:
         Returns:
             True if the gradients overflowed; for a fused optimizer a tensor on the device, above 0 if they did.
         """
+        if skips_on_device(optimizer):
+            scaler.step(optimizer)
+            scaler.update()
+            return self._last_found[id(optimizer)][0]
         if optimizer not in self._hooked:
             self._hook_into(optimizer)
         self._is_called = False
         scaler.step(optimizer)
         scaler.update()
-        return self._last_found[id(optimizer)][0] if skips_on_device(optimizer) else not self._is_called
+        return not self._is_called
 
     def was_skipped(self) -> bool:
         """Return whether the gradients of any optimizer overflowed at the last update. Waits for the device."""
@@ -244,14 +248,17 @@ class ScaleHistory:
             self._is_paused = False
 
     def _on_update(
-        self, scaler: GradScaler, update: Callable[[float | Tensor | None], None], new_scale: float | Tensor | None
+        self,
+        scaler: GradScaler,
+        update: Callable[[GradScaler, float | Tensor | None], None],
+        new_scale: float | Tensor | None,
     ) -> None:
         """Call the scaler's own update, and record its effect unless it raises. Does not wait for the device."""
         if self._is_paused or scaler._scale is None:  # without a scale torch raises
-            update(new_scale)
+            update(scaler, new_scale)
             return
         before = self._guarded(scaler, self._before, scaler, new_scale)
-        update(new_scale)
+        update(scaler, new_scale)
         if before is not None:
             self._guarded(scaler, self._after, scaler, *before)
 
@@ -269,39 +276,42 @@ class ScaleHistory:
     def _before(
         self, scaler: GradScaler, new_scale: float | Tensor | None
     ) -> tuple[_Update, list[Tensor], dict[int, list[Tensor]]]:
-        """Return what an update is about to do, with its scalars: the update itself changes some of them."""
-        states = scaler._per_optimizer_states
-        found = {key: list(each.values()) for key in states if (each := states[key]["found_inf_per_device"])}
-        if len(found) > 1 or any(len(tensors) > 1 for tensors in found.values()):
-            # update adds all others to the first, in place
+        """Return what an update is about to do, with its scalars: the update itself changes some of them.
+
+        Each step takes this way: a tiny model's is half a millisecond, so it is written to be fast.
+        """
+        found: dict[int, list[Tensor]] = {}
+        of_optimizers: list[tuple[str, int, bool]] = []
+        count = 0
+        for key, state in scaler._per_optimizer_states.items():
+            if tensors := list(state["found_inf_per_device"].values()):
+                found[key] = tensors
+                of_optimizers.append((self._known_name(key), len(tensors), state["stage"] is OptState.STEPPED))
+                count += len(tensors)
+        if count > 1:  # update adds all others to the first, in place
             found = {key: [each.clone() for each in tensors] for key, tensors in found.items()}
         is_set = self._seen is None or _versions(scaler) != self._seen
         logged = [scaler._scale.clone(), scaler._growth_tracker.clone()] if is_set else []  # type: ignore[union-attr]
-        has_new_scale = isinstance(new_scale, Tensor)
-        logged += [new_scale.detach().clone()] if isinstance(new_scale, Tensor) else []
-        recorded = _Update(
-            is_set=is_set,
-            new_scale=None if isinstance(new_scale, Tensor) else new_scale,
-            has_new_scale=has_new_scale,
-            found=tuple(
-                (self._known_name(key), len(tensors), states[key]["stage"] is OptState.STEPPED)
-                for key, tensors in found.items()
-            ),
-            rule=(scaler._growth_factor, scaler._backoff_factor, scaler._growth_interval),
-        )
-        return recorded, logged, found
+        if has_new_scale := isinstance(new_scale, Tensor):
+            logged.append(new_scale.detach().clone())
+            new_scale = None
+        rule = scaler._growth_factor, scaler._backoff_factor, scaler._growth_interval
+        return _Update(is_set, new_scale, has_new_scale, tuple(of_optimizers), rule), logged, found
 
     def _after(
         self, scaler: GradScaler, recorded: _Update, logged: list[Tensor], found: dict[int, list[Tensor]]
     ) -> None:
         self._seen = _versions(scaler)
         self._last_found = found
-        of_all = [each for tensors in found.values() for each in tensors]
-        for tensor in (*logged, *of_all):
+        for tensor in logged:
             self._log.append(tensor)
+        for tensors in found.values():
+            for tensor in tensors:
+                self._log.append(tensor)
         self._updates.append(recorded)
         self.updates += 1
         if self._applied is not None:
+            of_all = [each for tensors in found.values() for each in tensors]
             overflows = sum((each.to(self._applied.device) for each in of_all), torch.zeros_like(self._applied))
             self._applied += overflows == 0
 
@@ -394,6 +404,7 @@ def _versions(scaler: GradScaler) -> tuple[int, int, int, int] | None:
     Return None if there are none yet, or if they have no version, as inference tensors.
     """
     scale, tracker = scaler._scale, scaler._growth_tracker
-    if scale is None or tracker is None or scale.is_inference() or tracker.is_inference():
+    try:
+        return id(scale), scale._version, id(tracker), tracker._version  # type: ignore[union-attr]
+    except (AttributeError, RuntimeError):
         return None
-    return id(scale), scale._version, id(tracker), tracker._version
