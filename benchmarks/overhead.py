@@ -1,12 +1,12 @@
-"""Measure the cost of tracking: a bare PyTorch AMP loop, amp-track train, and Lightning with MLFlowLogger.
+"""Measure the cost of tracking: a bare PyTorch loop, TrainStep, amp-track train, and Lightning with MLFlowLogger.
 
     python -m benchmarks.overhead [--device cpu] [--repeats 5]
 
 All use the same model, data, batches, optimizer and precision, each training in a fresh process, in turns. Steps/s are
-those of the training loop only, without evaluation, start and end. amp_track records the loss and scale of every step
-in MLflow on SQLite; Lightning logs the loss to the same store every step or every 50. Compare the ratios of the
-medians. In all of them glibc keeps freed memory: otherwise the same loop takes 2.6 or 5.4 ms per step, depending on the
-layout of its heap.
+those of the training loop only, without evaluation, start and end. TrainStep alone stores nothing; amp-track train
+records the loss and scale of every step in MLflow on SQLite; Lightning logs the loss to the same store every step or
+every 50. Compare the ratios of the medians. In all of them glibc keeps freed memory: otherwise the same loop takes 2.6
+or 5.4 ms per step, depending on the layout of its heap.
 
 Writes benchmarks/results/overhead-<device>.json after each training, and prints it as a Markdown table.
 """
@@ -54,7 +54,9 @@ class Case:
 DIGITS = "experiments/digits.py"
 CASES = {
     "cpu": [
+        Case("tiny MLP, fp32", "benchmarks.models:Mlp", "fp32", 64, 3000),
         Case("tiny MLP, amp", "benchmarks.models:Mlp", "amp", 64, 3000),
+        Case("tiny MLP, bf16", "benchmarks.models:Mlp", "bf16", 64, 3000),
         Case("digits CNN, amp", DIGITS, "amp", 12, 300),
         Case("digits CNN, bf16", DIGITS, "bf16", 64, 600),
     ],
@@ -95,12 +97,29 @@ def model_of(case: Case, workload: Any) -> Any:
 
 def bare(case: Case) -> float:
     """Measure the training loop from the documentation of torch."""
-    from amp_track import Precision, float32_precision, load_workload
+    from amp_track import load_workload
     from benchmarks.bare import BareStep
 
     workload = load_workload(case.reference)
     model = model_of(case, workload)
     step = BareStep(workload, model, case.precision, case.device, channels_last=case.channels_last)
+    return loop(case, workload, model, step)
+
+
+def train_step(case: Case) -> float:
+    """Measure the same loop with TrainStep."""
+    from amp_track import TrainStep, load_workload
+
+    workload = load_workload(case.reference)
+    model = model_of(case, workload)
+    optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
+    step = TrainStep(model, optimizer, workload.loss, case.precision, channels_last=case.channels_last)
+    return loop(case, workload, model, step)
+
+
+def loop(case: Case, workload: Any, model: Any, step: Callable[[Any, Any], Any]) -> float:
+    from amp_track import Precision, float32_precision
+
     steps, started = 0, 0.0
     model.train()
     with float32_precision(Precision.named(case.precision)):
@@ -200,6 +219,7 @@ def fewer_steps(case: Case) -> Case:
 
 WAYS: dict[str, Callable[[Case], float]] = {
     "bare loop": bare,
+    "TrainStep": train_step,
     "amp_track": lambda case: tracked(case, None),
     "amp_track --grad-stats-every 100": lambda case: tracked(case, 100),
     # A third of the steps, because they take up to five times as long.

@@ -313,7 +313,7 @@ def costs(machine: Machine) -> list[Measurement]:
         add(key="a trial and a fresh process", run=trial, process="trial", n=trial_repeats),
         *(add(key=f"a tiny MLP: {way}", run=partial(track, way), n=tracking_repeats, process="tracking",
               needs=lightning if "Lightning" in way else _STORES)
-          for way in list(overhead.WAYS)[: 2 if smoke else None]),
+          for way in list(overhead.WAYS)[: 3 if smoke else None]),
     ]  # fmt: skip
 
 
