@@ -42,9 +42,14 @@ def candidates(largest: int, *, multiple_of: int = 1, divisor_of: int | None = N
 
 
 def _and_smaller(largest_of: Callable[[int], int], most: int) -> tuple[int, ...]:
-    """Return the largest batch up to `most`, the largest up to its half, and that up to half of this, if they exist."""
+    """Return the largest batch up to `most`, the largest up to its half, and that up to half of this, if they exist.
+
+    A single sample is only returned alone: a training with BatchNorm may reject it.
+    """
     found: list[int] = []
     while len(found) <= _HALVINGS and (batch := largest_of(found[-1] // 2 if found else most)):
+        if batch == 1 and found:
+            break
         found.append(batch)
     return tuple(found)
 

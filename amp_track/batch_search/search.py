@@ -187,7 +187,8 @@ def explore(
         probes = [probe for probe in probes if probe.status is not JobStatus.OVER_DATASET]
     if any(probe.status is JobStatus.UNSUPPORTED for probe in probes):
         return MaxBatch(0, 1, "unsupported")
-    failing = sorted((probe for probe in probes if not probe.fits), key=lambda probe: probe.batch_size)
+    within = (probe for probe in probes if not probe.fits and probe.batch_size <= limit.batch_size)
+    failing = sorted(within, key=lambda probe: probe.batch_size)
     ceiling = failing[0].batch_size if failing else limit.batch_size + 1
     fitting = {probe.batch_size: probe for probe in probes if probe.fits and probe.batch_size < ceiling}
     floor = max(fitting, default=0)
@@ -452,7 +453,8 @@ def _below_a_second_step(last: Probe, failing: list[Probe], room_bytes: float) -
     ceiling, floor = failing[0].batch_size, Point(last.batch_size, last.allocated_bytes)
     if not needs or needs[0].batch_size != ceiling or not floor.size_bytes <= room_bytes < needs[0].size_bytes:
         return None
-    slopes = (point.slope_to(needs[0]) for point in (*needs[1:2], floor))
+    above = [point for point in needs if point.batch_size > ceiling]  # two search workers may fail at the same batch
+    slopes = (point.slope_to(needs[0]) for point in (*above[:1], floor))
     line = Line(last.batch_size, needs[0], next(slope for slope in slopes if slope > 0))
     batch_size = min(max(line.reaches(room_bytes) + 1, _halfway(last.batch_size, ceiling)), ceiling - 1)
     predicted = line.at(batch_size)

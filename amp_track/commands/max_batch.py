@@ -190,7 +190,7 @@ def find_max_batches(
 
     deadline = time.monotonic() + (limit_seconds if limit_seconds is not None else math.inf)
     has_probed, recommends, shown = False, False, {*max_batches.proven(study, sampler)}
-    while max_batches.is_anything_left(study, sampler):
+    while max_batches.is_anything_left(study, sampler, deadline if has_probed else math.inf):
         if has_probed and time.monotonic() > deadline:
             progress.say("--time-limit is reached; the same command goes on with what is left")
             break

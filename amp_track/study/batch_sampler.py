@@ -597,4 +597,5 @@ def _step_down(short: list[Probe], long: list[Probe], goal: Goal) -> Next | MaxB
     lacking = max((lowest.peak_bytes or 0) - line.at(lowest.batch_size), line.slope_bytes)
     guess = line.reaches(goal.budget_bytes - lacking * 2 ** (len(long) - 1))
     reason = f"the confirmation run at {lowest.batch_size} ran out of memory; reduced by the missing memory"
-    return Next(min(max(guess, 1), lowest.batch_size - 1), reason)
+    # One sample comes last: a training with BatchNorm may reject it.
+    return Next(min(max(guess, 2), lowest.batch_size - 1), reason)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Sequence
 
 import optuna
@@ -42,12 +44,17 @@ def record(trial: optuna.Trial, proposal: Proposal, job_result: JobResult, run_i
     return float(proposal.batch_size if job_result.fits else 0)
 
 
-def is_anything_left(study: optuna.Study, sampler: BatchSampler) -> bool:
-    """Return whether a job is left for this search worker; wait while every job depends on a running one."""
+def is_anything_left(study: optuna.Study, sampler: BatchSampler, deadline: float = math.inf) -> bool:
+    """Return whether a job is left for this search worker.
+
+    While every job depends on a running one, wait; until `deadline` of the monotonic clock, for the caller to end.
+    """
     while True:
         try:
             return sampler.next(study.get_trials(deepcopy=False)) is not None
         except Busy:
+            if time.monotonic() > deadline:
+                return True
             interrupts.sleep(POLL_SECONDS)
             storage.end_stale_trials(study)
 

@@ -39,7 +39,9 @@ def test_the_candidates_are_multiples_of_8_if_the_batch_is_large_enough(largest:
         (283, {"divisor_of": 500}, (250, 125, 50)),
         (283, {"divisor_of": 500, "multiple_of": 8}, ()),
         (283, {"divisor_of": 96, "multiple_of": 8}, (96, 48, 24)),
-        (283, {"divisor_of": 283}, (283, 1)),
+        (283, {"divisor_of": 283}, (283,)),
+        (282, {"divisor_of": 283}, (1,)),
+        (3, {"divisor_of": 4}, (2,)),
     ],
 )
 def test_the_candidates_are_what_was_asked_for(largest: int, settings: dict[str, int], expected: Sequence[int]) -> None:

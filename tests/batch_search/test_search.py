@@ -165,6 +165,13 @@ def test_what_failed_after_its_first_step_shows_how_much_less_fits(
     assert guess.batch_size == step
 
 
+def test_two_search_workers_may_fail_at_the_same_batch_after_its_first_step() -> None:
+    probes = [Probe(count, JobStatus.FITS, 30 + count, 30 + count, count) for count in (10, 100)]
+    probes += [Probe(171, JobStatus.OOM, 999, first_step_bytes=175)] * 2
+    guess = explore(probes, UNLIMITED, budget_bytes=201)
+    assert isinstance(guess, Next) and guess.batch_size == 168
+
+
 def test_a_failure_of_a_resnet_is_explained_by_its_first_step() -> None:
     """A ResNet-18 in bf16 on a CPU, whose kernels take more from some batch on than the plan says (2026-11-29)."""
     probes = [
@@ -395,3 +402,11 @@ def test_a_batch_above_the_data_set_lowers_the_limit() -> None:
     assert explore([*probes, Probe(100, JobStatus.FITS, 2000)], Limit(2**20, "max_batch_size")) == MaxBatch(
         100, None, "dataset"
     )
+
+
+def test_a_failure_above_a_limit_that_is_learned_later_does_not_count() -> None:
+    """A buffer made for the asked batch size fails before the loader tells that there are fewer samples."""
+    probes = [Probe(1000, JobStatus.FITS), Probe(4000, JobStatus.OOM), Probe(2001, JobStatus.OVER_DATASET)]
+    step = explore(probes, UNLIMITED)
+    assert isinstance(step, Next) and step.batch_size == 2000
+    assert explore([*probes, Probe(2000, JobStatus.FITS)], UNLIMITED) == MaxBatch(2000, None, "dataset")

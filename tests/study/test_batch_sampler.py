@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import time
 from dataclasses import dataclass
 
 import optuna
@@ -21,7 +22,7 @@ from amp_track.records.plan import Forecast
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.max_batch import PrecisionResult
 from amp_track.study import max_batches
-from amp_track.study.batch_sampler import BatchSampler, Goal
+from amp_track.study.batch_sampler import BatchSampler, Busy, Goal
 from amp_track.study.max_batch_jobs import Proposal
 
 MIB = 2**20
@@ -223,6 +224,20 @@ def test_the_first_run_at_a_planned_max_batch_is_its_confirmation_if_that_is_sho
 def test_after_a_failed_confirmation_smaller_batches_are_tried_by_the_usual_error_of_a_plan() -> None:
     jobs = with_a_plan(0.93, dataclasses.replace(SAME_SIZE, sample_bytes=MIB // 4))
     assert jobs == [("probe", 209), ("confirm", 250), ("confirm", 249), ("confirm", 247), ("confirm", 248)]
+
+
+def test_one_sample_is_the_last_that_is_tried_after_a_failed_confirmation() -> None:
+    """A training with BatchNorm may reject a single sample, which would end the search."""
+
+    class Evaluates(Device):
+        def run(self, proposal: Proposal, number: int) -> JobResult:
+            job_result = super().run(proposal, number)
+            return job_result if job_result.fits else dataclasses.replace(job_result, requested_bytes=5 * MIB)
+
+    device = Evaluates(**(vars(SAME_SIZE) | {"fixed_bytes": 60 * MIB, "longer_bytes": 5 * MIB}))
+    _, proposals = search(device, precisions=("fp32",), recommends=False)
+    confirmed = [each.batch_size for each in proposals if each.kind == "confirm"]
+    assert confirmed[-2:] == [2, 1]
 
 
 def test_one_sample_more_than_a_planned_max_batch_is_tried_whatever_the_line_says() -> None:
@@ -534,3 +549,19 @@ def test_a_single_candidate_is_timed() -> None:
     results, _ = search_on_a_gpu(limit=Limit(7, "dataset"))
     for found in results.values():
         assert found.recommended_batch in found.readings
+
+
+def test_waiting_for_another_search_worker_ends_at_the_deadline() -> None:
+    goal = Goal(
+        precisions=("fp32",),
+        limit=Limit(1, "dataset"),
+        budget_bytes=64 * MIB,
+        first_batch=1,
+        multiple_of=1,
+        confirm=False,
+    )
+    study = optuna.create_study(direction="maximize", sampler=(sampler := BatchSampler(goal)))
+    sampler.suggest(study.ask())
+    with pytest.raises(Busy):
+        sampler.next(study.get_trials())
+    assert max_batches.is_anything_left(study, sampler, time.monotonic()), "the caller ends then"
