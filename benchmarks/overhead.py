@@ -3,7 +3,8 @@
     python -m benchmarks.overhead [--device cpu] [--repeats 5]
 
 All use the same model, data, batches, optimizer and precision, each training in a fresh process, in turns. Steps/s are
-those of the training loop only, without evaluation, start and end. TrainStep alone stores nothing; amp-track train
+those of the training loop only, without evaluation, start and end. The bare loop is torch's AMP recipe, in fp32 with
+autocast and scaler disabled. TrainStep alone stores nothing; amp-track train
 records the loss and scale of every step in MLflow on SQLite; Lightning logs the loss to the same store every step or
 every 50. Compare the ratios of the medians. In all of them glibc keeps freed memory: otherwise the same loop takes 2.6
 or 5.4 ms per step, depending on the layout of its heap.
@@ -114,10 +115,12 @@ def train_step(case: Case) -> float:
     model = model_of(case, workload)
     optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
     step = TrainStep(model, optimizer, workload.loss, case.precision, channels_last=case.channels_last)
-    return loop(case, workload, model, step)
+    return loop(case, workload, model, step, finish=step.read)
 
 
-def loop(case: Case, workload: Any, model: Any, step: Callable[[Any, Any], Any]) -> float:
+def loop(
+    case: Case, workload: Any, model: Any, step: Callable[[Any, Any], Any], *, finish: Callable[[], Any] = lambda: None
+) -> float:
     from amp_track import Precision, float32_precision
 
     steps, started = 0, 0.0
@@ -131,6 +134,7 @@ def loop(case: Case, workload: Any, model: Any, step: Callable[[Any, Any], Any])
                 step(inputs, targets)
                 steps += 1
                 if steps == WARM_UP_STEPS + case.steps:
+                    finish()
                     synchronize(case)
                     return case.steps / (time.perf_counter() - started)
 
@@ -139,7 +143,7 @@ def lightning(case: Case, log_every: int) -> float:
     import lightning
     import torch
     from lightning.pytorch.loggers import MLFlowLogger
-    from lightning.pytorch.plugins import MixedPrecision
+    from lightning.pytorch.plugins import MixedPrecision, Precision
 
     from amp_track import load_workload
 
@@ -171,7 +175,9 @@ def lightning(case: Case, log_every: int) -> float:
             return workload.optimizer(self.model.parameters(), workload.learning_rate)
 
     scaler = torch.amp.GradScaler(case.device) if case.precision == "amp" else None
-    precision: Any = MixedPrecision("16-mixed" if scaler else "bf16-mixed", device=case.device, scaler=scaler)
+    precision: Any = Precision()
+    if case.precision != "fp32":
+        precision = MixedPrecision("16-mixed" if scaler else "bf16-mixed", device=case.device, scaler=scaler)
     trainer = lightning.Trainer(
         accelerator="cpu" if case.device == "cpu" else "gpu", devices=1, plugins=[precision],
         max_steps=WARM_UP_STEPS + case.steps, max_epochs=-1, log_every_n_steps=log_every,

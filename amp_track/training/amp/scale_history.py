@@ -214,16 +214,13 @@ class ScaleHistory:
         Returns:
             True if the gradients overflowed; for a fused optimizer a tensor on the device, above 0 if they did.
         """
-        if skips_on_device(optimizer):
-            scaler.step(optimizer)
-            scaler.update()
-            return self._last_found[id(optimizer)][0]
-        if optimizer not in self._hooked:
+        on_device = skips_on_device(optimizer)
+        if not on_device and optimizer not in self._hooked:
             self._hook_into(optimizer)
         self._is_called = False
         scaler.step(optimizer)
         scaler.update()
-        return not self._is_called
+        return self._last_found[id(optimizer)][0] if on_device else not self._is_called
 
     def was_skipped(self) -> bool:
         """Return whether the gradients of any optimizer overflowed at the last update. Waits for the device."""
@@ -278,7 +275,7 @@ class ScaleHistory:
     ) -> tuple[_Update, list[Tensor], dict[int, list[Tensor]]]:
         """Return what an update is about to do, with its scalars: the update itself changes some of them.
 
-        Each step takes this way: a tiny model's is half a millisecond, so it is written to be fast.
+        Every step passes through here, so it is written to be fast.
         """
         found: dict[int, list[Tensor]] = {}
         of_optimizers: list[tuple[str, int, bool]] = []
