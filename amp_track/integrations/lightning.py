@@ -74,6 +74,7 @@ def __getattr__(name: str) -> Any:
 def fit(batch_size: int, precision: str, device: str, module: str, data: str, trainer: str = "{}") -> None:
     """Fit the module until amp_track ends the process: without loggers, checkpoints and progress bars."""
     import lightning.pytorch as pl
+    from lightning.pytorch.loggers.logger import DummyLogger
     from lightning.pytorch.plugins.precision import MixedPrecision
 
     for name in ("lightning.pytorch", "lightning.fabric"):  # each probe would repeat their tips
@@ -86,7 +87,7 @@ def fit(batch_size: int, precision: str, device: str, module: str, data: str, tr
         "precision": Precision.named(precision).in_tools["lightning"],
         "plugins": [],
         "max_epochs": _MANY_EPOCHS,
-        "logger": False,
+        "logger": DummyLogger(),  # modules may use its experiment, and LearningRateMonitor requires one
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -98,8 +99,17 @@ def fit(batch_size: int, precision: str, device: str, module: str, data: str, tr
     if precision == "tf32":
         torch.set_float32_matmul_precision("high")
     made = pl.Trainer(**settings, **_trainer_flags(trainer, settings))
+    net = source.called(module, written_as="a class or a function without required arguments")
+    own_callbacks = net.configure_callbacks
+
+    def callbacks_without_checkpoints() -> list[pl.Callback]:  # enable_checkpointing=False does not affect them
+        own = own_callbacks()
+        listed = [own] if isinstance(own, pl.Callback) else own
+        return [each for each in listed if not isinstance(each, pl.callbacks.Checkpoint)]
+
+    net.configure_callbacks = callbacks_without_checkpoints
     made.fit(
-        source.called(module, written_as="a class or a function without required arguments"),
+        net,
         datamodule=source.called(data, batch_size=batch_size, written_as="def make_data(batch_size)"),
     )
 

@@ -25,9 +25,9 @@ def max_batch(make_trainer: str | MakeTrainer, **settings: Any) -> MaxBatchResul
 
     Args:
         make_trainer: returns a Trainer for a batch size and keyword arguments of `TrainingArguments`; a function that a
-            fresh process can import, or `module:name`. They are output_dir, use_cpu, fp16, bf16, save_strategy,
-            load_best_model_at_end, logging_strategy, report_to and disable_tqdm: `TrainingArguments(**(mine |
-            arguments))` overrides yours.
+            fresh process can import, or `module:name`. They are output_dir, use_cpu, fp16, bf16, auto_find_batch_size,
+            save_strategy, load_best_model_at_end, logging_strategy, report_to and disable_tqdm:
+            `TrainingArguments(**(mine | arguments))` overrides yours.
         **settings: those of `amp_track.max_batch`.
 
     Raises:
@@ -67,6 +67,7 @@ def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
             "use_cpu": device == "cpu",
             "fp16": precision == "amp",
             "bf16": precision == "bf16",
+            "auto_find_batch_size": False,  # it would go on with a smaller batch
             "save_strategy": "no",
             "load_best_model_at_end": False,  # which requires that save_strategy is eval_strategy
             "logging_strategy": "no",
@@ -76,6 +77,10 @@ def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
         written_as = "def make_trainer(batch_size, arguments)"
         made = source.called(trainer, batch_size=batch_size, arguments=arguments, written_as=written_as)
         made.remove_callback(PrinterCallback)  # it prints a line per probe
+        if (
+            made.args.metric_for_best_model is None
+        ):  # load_best_model_at_end sets it, and EarlyStoppingCallback needs it
+            made.args.metric_for_best_model, made.args.greater_is_better = "loss", False
         made.train()
 
 

@@ -165,11 +165,13 @@ class JobRunner:
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
     ) -> JobResult:
         """Run a job on all its ranks and merge their results. Only rank 0 sends events."""
-        is_integration = job.workload.startswith("amp_track.")
-        needs_folder = folder is None and bool(job.command or is_integration)  # for files of a training that ends early
+        may_be_function = ":" in job.workload
+        needs_folder = folder is None and bool(
+            job.command or may_be_function
+        )  # for files of a training that ends early
         with processes.scratch_folder() if job.nproc > 1 or needs_folder else nullcontext() as scratch:
             if needs_folder:
-                folder = JobFolder(path=str(scratch))
+                folder = JobFolder(path=str(scratch), keep_plots=False)
             rendezvous = f"file://{scratch}/rendezvous" if scratch is not None else ""
             all_ranks = ranks_of_one_machine(job.nproc, rendezvous)
             results = self.in_fresh_processes(task, job, all_ranks, on_event, folder)

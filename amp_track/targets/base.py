@@ -45,6 +45,18 @@ _NO_TRAINER = "is not attached to a `Trainer`"
 """Of the message of a LightningModule whose training step uses its Trainer."""
 
 
+def switch_tracking_off(folder: str) -> None:
+    """Keep trainings of this process from tracking themselves; MLflow's records go to a file in the job's folder."""
+    os.environ |= {
+        "WANDB_MODE": "disabled",
+        "COMET_MODE": "disabled",
+        "NEPTUNE_MODE": "debug",
+        "CLEARML_OFFLINE_MODE": "1",
+        "TQDM_DISABLE": "1",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
+    }
+
+
 class TargetTask(Protocol[T_co]):
     """A task of a target."""
 

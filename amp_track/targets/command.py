@@ -28,7 +28,7 @@ from amp_track.config.precisions import PRECISIONS, REFERENCE
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.targets import launched, source
-from amp_track.targets.base import FIRST_BATCH, ProbeTarget
+from amp_track.targets.base import FIRST_BATCH, ProbeTarget, switch_tracking_off
 from amp_track.training.devices.base import Device
 from amp_track.training.process_group import RankGroup
 from amp_track.training.watch import Send, TrainingWatch
@@ -46,14 +46,6 @@ _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _path)
 if _spec is not None:
     _spec.loader.exec_module(importlib.util.module_from_spec(_spec))
 """
-_NO_TRACKING = {
-    "WANDB_MODE": "disabled",
-    "COMET_MODE": "disabled",
-    "NEPTUNE_MODE": "debug",
-    "CLEARML_OFFLINE_MODE": "1",
-    "TQDM_DISABLE": "1",
-}
-"""Probes leave nothing in the tracking services of others."""
 
 
 class CommandTarget(ProbeTarget):
@@ -108,7 +100,7 @@ class CommandTraining:
     def run(self) -> JobResult:
         program, *arguments = self._job.words(scratch=str(self._folder / "scratch"))
         (self._folder / "scratch").mkdir(exist_ok=True)
-        os.environ |= _NO_TRACKING | {"MLFLOW_TRACKING_URI": f"sqlite:///{self._folder}/mlflow.db"}
+        switch_tracking_off(str(self._folder))
         output = self._folder / OUTPUT
         is_python = source.is_python(program)
         module = next((word for before, word in pairwise(arguments) if before == "-m"), "")

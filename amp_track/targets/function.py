@@ -22,7 +22,7 @@ from amp_track.config.precisions import PRECISIONS, REFERENCE
 from amp_track.records.errors import BadInput, BadOption, summary
 from amp_track.records.result import JobResult
 from amp_track.targets import source
-from amp_track.targets.base import FIRST_BATCH, ProbeTarget
+from amp_track.targets.base import FIRST_BATCH, ProbeTarget, switch_tracking_off
 from amp_track.targets.workload import option_value, source_files
 from amp_track.training.devices.base import Device
 from amp_track.training.process_group import RankGroup
@@ -98,6 +98,7 @@ class FunctionTarget(ProbeTarget):
         job = self._job
         if folder is not None:  # for temporary files of the training, whose process may end without deleting them
             tempfile.tempdir = os.environ["TMPDIR"] = folder.path
+            switch_tracking_off(folder.path)
         given = {"batch_size": job.batch_size, "precision": job.precision, "device": str(device.torch_device)}
         arguments = {name: value for name, value in given.items() if name in self._parameters} | self._options
         for name, parameter in self._parameters.items():  # not in `inspect`: plan has more to say about a function

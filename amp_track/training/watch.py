@@ -7,9 +7,9 @@ size, the batches of a probe consist of the largest ones, and so does every seco
 several readings of the speed makes full steps only.
 
 Uses private names of torch: `Optimizer.__init__`, `Module._apply`, `autocast._enabled`, `device` and `fast_dtype`, and
-`__next__`, `_next_index`, `_sampler_iter`, `_index_sampler`, `_dataset_kind`, `_dataset`, `_num_workers`, `_rcvd_idx`
-and `_collate_fn` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames them, the first probe raises
-AttributeError.
+`__next__`, `_next_index`, `_sampler_iter`, `_index_sampler`, `_dataset_kind`, `_dataset`, `_num_workers`, `_rcvd_idx`,
+`_num_yielded` and `_collate_fn` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames them, the first
+probe raises AttributeError.
 `_WRAPPED` has private names of three libraries: if one is renamed, its batches stay as they are drawn, and the result
 says so.
 """
@@ -46,7 +46,7 @@ from amp_track.config.precisions import Precision
 from amp_track.records.errors import BadInput, chain, summary
 from amp_track.records.events import Event, Started, StepsDone
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.training import sample_sizes
+from amp_track.training import lightning_loop, sample_sizes
 from amp_track.training.amp import random_state
 from amp_track.training.amp.precision import float32_kernels
 from amp_track.training.devices import oom
@@ -65,6 +65,10 @@ _MOST_STEPS, _MOST_QUEUED_STEPS = 50, 500
 _PROGRESS_SECONDS = 0.2
 _PATIENCE = 10
 """An optimizer that has made no step after this many times the steps of another one is not waited for."""
+_SHORT_EVALUATION = (
+    "A probe draws three batches of an evaluation: compare its outputs with the targets in these batches, not in the "
+    "data set."
+)
 _MOST_INDICES = 1_000_000
 """The most indices that are drawn from a sampler of another kind, to learn which ones it draws."""
 _WRAPPED = {
@@ -146,7 +150,12 @@ class TrainingWatch:
         self._has_workers = False
         """Whether the training's last loader has worker processes."""
         self._last_draw: tuple[int, int, float | None] = (0, 0, None)
-        """The samples of the largest batch since the last step and of its data set, and the ratio of their sizes."""
+        """The samples of the largest batch since the last step and of its data set, and the ratio of their sizes.
+
+        Of several loaders, the one that gives the job's batches counts, else the last one.
+        """
+        self._has_drawn_full = False
+        """Whether the job's batch has been drawn since the last step."""
         self._samples_since_step = 0
         self._batches_since_step = 0
         """The batches of the loader that has given the most since the last step."""
@@ -195,6 +204,12 @@ class TrainingWatch:
             return watch._drawn(self, lambda: draw(self))  # type: ignore[no-untyped-call]
 
         def next_batch(self: Any) -> Any:
+            batch = load_timed(self)
+            if self._num_yielded == getattr(self, "amp_track_last", 0):
+                lightning_loop.end_epoch()
+            return batch
+
+        def load_timed(self: Any) -> Any:
             # The training waits for the outermost of nested loaders, and not for one in a thread.
             if watch._is_loading or not torch.is_grad_enabled() or current_thread() is not main_thread():
                 return load_batch(self)
@@ -213,6 +228,8 @@ class TrainingWatch:
                 keywords |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
                 keywords |= {"multiprocessing_context": None}
             load(self, *arguments, **keywords)
+            if getattr(self.batch_sampler, "drop_last", False) and not _length(self.batch_sampler):
+                watch._samples_without_a_batch = _length(self.dataset)  # nobody may draw from it
 
         @functools.wraps(enter)  # torch.jit reads its source
         def enter_autocast(self: Any) -> Any:
@@ -328,7 +345,11 @@ class TrainingWatch:
 
     def cause(self, error: BaseException) -> BaseException:
         """Return the out-of-memory error that led to an exception, such as a caught one before `sys.exit(1)`, or it."""
-        return next((each for each in chain(error) if oom.is_out_of_memory(each) or oom.is_kernel_limit(each)), error)
+        limits = (each for each in chain(error) if oom.is_out_of_memory(each) or oom.is_kernel_limit(each))
+        cause = next(limits, None)
+        if cause is None and self._job.probe and self.phase == "evaluation":
+            error.add_note(_SHORT_EVALUATION)
+        return cause or error
 
     @property
     def _is_here(self) -> bool:
@@ -387,6 +408,7 @@ class TrainingWatch:
             self._device.note_first_step()
         self._trained_on |= self._drawn_from
         self._drawn_from = set()
+        self._has_drawn_full = False
         if self._last_draw[0] > self._largest_draw:  # the last batch before a step is one of the training
             self._largest_draw, self._dataset_samples, _ = self._last_draw
         self._size_ratio = self._last_draw[2] if self._last_draw[2] is not None else self._size_ratio
@@ -405,7 +427,7 @@ class TrainingWatch:
         self.phase = ("training" if trains else "evaluation") if self.has_begun else self.phase
         if getattr(iterator, "amp_track_pass", None) is not iterator._sampler_iter:  # persistent workers keep iterators
             iterator.amp_track_pass, iterator.amp_track_drawn = iterator._sampler_iter, 0
-            iterator.amp_track_has_skipped = False
+            iterator.amp_track_has_skipped, iterator.amp_track_last = False, 0
         count = iterator.amp_track_drawn = iterator.amp_track_drawn + 1
         if count == 1 and trains and not self.steps:
             self._has_shortened_epoch = False  # that of another loader, whose batches made no step
@@ -425,6 +447,7 @@ class TrainingWatch:
             is_too_short = iterator.amp_track_has_skipped and trains and self.steps < _FULL < received - self.steps
             if is_too_short and received < _length(iterator._index_sampler):
                 iterator._sampler_iter, self._has_shortened_epoch = iter(iterator._index_sampler), False
+                iterator.amp_track_last = 0
                 return self._drawn(iterator, draw)
             if count == 1:
                 self._samples_without_a_batch = _length(iterator._dataset)
@@ -435,6 +458,7 @@ class TrainingWatch:
         if is_last := self._job.probe and self._ends_epoch(count, trains):
             own, index = index, _last(iterator, index)
             iterator.amp_track_has_skipped = index is not own
+            iterator.amp_track_last = count if trains else 0
         if isinstance(index, list):
             samples, sizes = _length(iterator._dataset), None
             if self._job.worst_batch and (self._job.probe or count % 2):
@@ -448,7 +472,9 @@ class TrainingWatch:
                 self._is_at_end = is_last or count == _length(iterator._index_sampler)
                 self._batches_since_step = max(self._batches_since_step, iterator.amp_track_batches)
                 iterator.amp_track_largest = max(len(index), iterator.amp_track_largest if is_another else 0)
-                self._last_draw = iterator.amp_track_largest, samples, sizes.ratio if sizes is not None else None
+                if not self._has_drawn_full:
+                    self._last_draw = iterator.amp_track_largest, samples, sizes.ratio if sizes is not None else None
+                self._has_drawn_full |= iterator.amp_track_largest == self._batch_size
                 self._samples_since_step += len(index)
             index = sizes.largest(len(index)) if sizes is not None else index
         return index

@@ -206,6 +206,7 @@ def test_gradients_may_accumulate_over_batches_drawn_ahead(
         ("accumulates", {"batches": "3", "every": "3"}, None),
         ("accumulates", {"batches": "5", "every": "4"}, None),  # the second step of an epoch has one batch
         ("two_loaders", {}, 1),
+        ("two_loaders", {"times": "7"}, 1),
         ("generator", {}, None),
     ],
 )
@@ -261,6 +262,53 @@ def test_a_data_set_without_a_full_batch_is_said_to_be_too_small(runner: JobRunn
     assert runner.run(function_job("epochs", batch_size=50)).drops_last is False
     job_result = runner.run(function_job("drops_last", batch_size=101))
     assert (job_result.status, job_result.training_samples) == (JobStatus.OVER_DATASET, 100)
+
+
+def test_a_schedule_of_an_empty_loader_is_a_data_set_that_is_too_small(
+    runner: JobRunner, function_job: FunctionJob
+) -> None:
+    assert runner.run(function_job("schedules_its_loader", batch_size=50)).status is JobStatus.FITS
+    assert runner.run(function_job("schedules_its_loader", batch_size=101)).status is JobStatus.OVER_DATASET
+
+
+def test_an_evaluation_that_needs_all_batches_is_told_that_a_probe_has_three(
+    runner: JobRunner, function_job: FunctionJob
+) -> None:
+    job_result = runner.run(function_job("compares_with_the_data_set"))
+    assert job_result.status is JobStatus.CRASHED
+    assert "three batches of an evaluation" in job_result.traceback
+
+
+def test_a_function_tracks_nothing(runner: JobRunner, function_job: FunctionJob) -> None:
+    assert runner.run(function_job("asserts_that_nothing_is_tracked")).status is JobStatus.FITS
+
+
+LIGHTNING_FIT = "amp_track.integrations.lightning:fit"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("integration", "options"),
+    [
+        (LIGHTNING_FIT, {"module": "monitored:Net", "data": "monitored:Data"}),
+        (LIGHTNING_FIT, {"module": "monitored:Net", "data": "monitored:DataFromProcesses"}),
+        ("amp_track.integrations.transformers:train", {"trainer": "monitored:make_trainer"}),
+    ],
+    ids=["Lightning", "Lightning with loader processes", "transformers"],
+)
+def test_a_metric_of_the_evaluation_may_be_monitored(
+    runner: JobRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, integration: str, options: dict[str, str]
+) -> None:
+    monkeypatch.syspath_prepend(str(WORKLOADS))
+    monkeypatch.chdir(tmp_path)
+    asked = {"precision": "fp32", "device": "cpu", "probe": True, "options": tuple(options.items())}
+    job = Job(workload=integration, batch_size=10, **asked)  # type: ignore[arg-type]
+    job_result = runner.run(resolve(job, runner.inspect(job)))
+    assert job_result.status is JobStatus.FITS, job_result
+    assert not list(tmp_path.rglob("*.ckpt")), "its checkpoints are left out"
+    if integration == LIGHTNING_FIT:
+        job = Job(workload=integration, batch_size=101, **asked)  # type: ignore[arg-type]
+        assert runner.run(resolve(job, runner.inspect(job))).status is JobStatus.OVER_DATASET
 
 
 def test_only_simple_defaults_are_options(runner: JobRunner, function_job: FunctionJob) -> None:

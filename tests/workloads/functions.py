@@ -185,10 +185,10 @@ def accumulates(batch_size: int, precision: str, batches: int, every: int) -> No
             break
 
 
-def two_loaders(batch_size: int, precision: str) -> None:
-    """Each step has a batch of both, as with labeled and unlabeled images."""
+def two_loaders(batch_size: int, precision: str, times: int = 1) -> None:
+    """Each step has a batch of both, as with labeled and more unlabeled images."""
     training, data = Training(precision), TensorDataset(images(1000))
-    loaders = [DataLoader(data, batch_size=batch_size) for _ in range(2)]
+    loaders = [DataLoader(data, batch_size=count * batch_size) for count in (1, times)]
     for _ in range(2):
         for (labeled,), (unlabeled,) in zip(*loaders, strict=False):
             training.step(torch.cat([labeled, unlabeled]))
@@ -262,6 +262,34 @@ def drops_last(batch_size: int, precision: str) -> None:
         for (batch,) in loader:
             training.step(batch)
         print(1 / len(loader))
+
+
+def schedules_its_loader(batch_size: int, precision: str) -> None:
+    training = Training(precision)
+    loader = DataLoader(TensorDataset(images(100)), batch_size=batch_size, drop_last=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(training.optimizer, 0.1, epochs=3, steps_per_epoch=len(loader))
+    for _ in range(3):
+        for (batch,) in loader:
+            training.step(batch)
+            schedule.step()
+
+
+def compares_with_the_data_set(batch_size: int, precision: str) -> None:
+    training, data = Training(precision), TensorDataset(images(100), torch.zeros(100, dtype=torch.long))
+    while True:
+        for batch, _ in DataLoader(data, batch_size=batch_size):
+            training.step(batch)
+        training.model.eval()
+        with torch.no_grad():
+            found = [training.model(batch).argmax(1) for batch, _ in DataLoader(data, batch_size=batch_size)]
+        print((torch.cat(found) == data.tensors[1]).float().mean())
+        training.model.train()
+
+
+def asserts_that_nothing_is_tracked(batch_size: int, precision: str) -> Iterator[None]:
+    assert os.environ["WANDB_MODE"] == "disabled"
+    assert not os.environ["MLFLOW_TRACKING_URI"].startswith("http")
+    yield from generator(batch_size, precision)
 
 
 def with_defaults(batch_size, loss=nn.functional.cross_entropy, width=4, rate: float = 1e-3):  # type: ignore[no-untyped-def]
