@@ -315,7 +315,7 @@ def plan_command(
 ) -> None:
     """Predict the max batch at each precision on other GPUs, and show what uses the memory.
 
-    Simulates one training step on CUDA, without a device. Writes nothing without --track.
+    Simulates one training step on CUDA, without a device. Writes nothing without --track, --csv or --update.
 
     amp-track plan experiments/digits.py --memory-budget 6GiB --gpu "RTX 4090"
 

@@ -421,9 +421,11 @@ class TrainingWatch:
     def _drawn(self, iterator: Any, draw: Callable[[], Any]) -> Any:
         """Return the indices of a batch; in a probe, go on to the last ones after the first two of the first epoch."""
         is_measured = isinstance(iterator._dataset, sample_sizes.ShapesOfSamples)
-        if not self._is_here or iterator._dataset_kind != 0 or is_measured:  # 0: a map-style data set
+        if not self._is_here or is_measured:
             return draw()
         trains = self._trains_on(iterator._dataset)
+        if iterator._dataset_kind != 0:  # 0: a map-style data set
+            return draw()
         self.phase = ("training" if trains else "evaluation") if self.has_begun else self.phase
         if getattr(iterator, "amp_track_pass", None) is not iterator._sampler_iter:  # persistent workers keep iterators
             iterator.amp_track_pass, iterator.amp_track_drawn = iterator._sampler_iter, 0

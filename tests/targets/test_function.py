@@ -271,6 +271,14 @@ def test_a_schedule_of_an_empty_loader_is_a_data_set_that_is_too_small(
     assert runner.run(function_job("schedules_its_loader", batch_size=101)).status is JobStatus.OVER_DATASET
 
 
+@pytest.mark.parametrize("settings", [{}, {"probe": False, "steps": 9}])
+def test_an_evaluation_after_a_stream_is_none_of_the_training(
+    runner: JobRunner, function_job: FunctionJob, settings: dict[str, object]
+) -> None:
+    job_result = runner.run(function_job("streams", **settings))
+    assert job_result.status is JobStatus.FITS, job_result
+
+
 def test_an_evaluation_that_needs_all_batches_is_told_that_a_probe_has_three(
     runner: JobRunner, function_job: FunctionJob
 ) -> None:

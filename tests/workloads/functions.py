@@ -12,7 +12,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import amp_track
 
@@ -272,6 +280,24 @@ def schedules_its_loader(batch_size: int, precision: str) -> None:
         for (batch,) in loader:
             training.step(batch)
             schedule.step()
+
+
+def streams(batch_size: int, precision: str) -> None:
+    """An evaluation that switches gradients off only for the model, with batches of its own, after a stream."""
+    training, held_out = Training(precision), TensorDataset(images(600))
+
+    class Stream(IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            yield from images(4 * batch_size)
+
+    while True:
+        training.model.train()
+        for batch in DataLoader(Stream(), batch_size=batch_size):
+            training.step(batch)
+        training.model.eval()
+        for (batch,) in DataLoader(held_out, batch_size=100):
+            with torch.no_grad():
+                training.model(batch)
 
 
 def compares_with_the_data_set(batch_size: int, precision: str) -> None:
