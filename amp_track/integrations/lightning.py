@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,13 @@ def fit(batch_size: int, precision: str, device: str, module: str, data: str, tr
     from lightning.pytorch.loggers.logger import DummyLogger
     from lightning.pytorch.plugins.precision import MixedPrecision
 
+    class Unwritten(DummyLogger):
+        """Modules may use a logger's experiment and folder, and LearningRateMonitor requires a logger."""
+
+        @property
+        def save_dir(self) -> str:
+            return tempfile.gettempdir()  # the job's folder
+
     for name in ("lightning.pytorch", "lightning.fabric"):  # each probe would repeat their tips
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning\.")
@@ -87,7 +95,7 @@ def fit(batch_size: int, precision: str, device: str, module: str, data: str, tr
         "precision": Precision.named(precision).in_tools["lightning"],
         "plugins": [],
         "max_epochs": _MANY_EPOCHS,
-        "logger": DummyLogger(),  # modules may use its experiment, and LearningRateMonitor requires one
+        "logger": Unwritten(),
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -104,7 +112,7 @@ def fit(batch_size: int, precision: str, device: str, module: str, data: str, tr
 
     def callbacks_without_checkpoints() -> list[pl.Callback]:  # enable_checkpointing=False does not affect them
         own = own_callbacks()
-        listed = [own] if isinstance(own, pl.Callback) else own
+        listed = [own] if isinstance(own, pl.Callback) else own or []
         return [each for each in listed if not isinstance(each, pl.callbacks.Checkpoint)]
 
     net.configure_callbacks = callbacks_without_checkpoints

@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
 
 def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
     """Train until amp_track ends the process: without checkpoints, reports and progress bars."""
-    from transformers import PrinterCallback
+    from transformers import EarlyStoppingCallback, PrinterCallback
     from transformers import logging as transformers_logging
 
     if device.startswith("cuda") and torch.cuda.device_count() > 1:
@@ -77,10 +77,10 @@ def train(batch_size: int, precision: str, device: str, trainer: str) -> None:
         written_as = "def make_trainer(batch_size, arguments)"
         made = source.called(trainer, batch_size=batch_size, arguments=arguments, written_as=written_as)
         made.remove_callback(PrinterCallback)  # it prints a line per probe
-        if (
-            made.args.metric_for_best_model is None
-        ):  # load_best_model_at_end sets it, and EarlyStoppingCallback needs it
-            made.args.metric_for_best_model, made.args.greater_is_better = "loss", False
+        stops_early = any(isinstance(each, EarlyStoppingCallback) for each in made.callback_handler.callbacks)
+        if stops_early and made.args.metric_for_best_model is None:  # load_best_model_at_end would set it
+            made.args.metric_for_best_model = "loss"
+            made.args.greater_is_better = bool(made.args.greater_is_better)
         made.train()
 
 

@@ -8,8 +8,8 @@ several readings of the speed makes full steps only.
 
 Uses private names of torch: `Optimizer.__init__`, `Module._apply`, `autocast._enabled`, `device` and `fast_dtype`, and
 `__next__`, `_next_index`, `_sampler_iter`, `_index_sampler`, `_dataset_kind`, `_dataset`, `_num_workers`, `_rcvd_idx`,
-`_num_yielded` and `_collate_fn` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames them, the first
-probe raises AttributeError.
+`_send_idx`, `_num_yielded` and `_collate_fn` of `torch.utils.data.dataloader._BaseDataLoaderIter`. If torch renames
+them, the first probe raises AttributeError.
 `_WRAPPED` has private names of three libraries: if one is renamed, its batches stay as they are drawn, and the result
 says so.
 """
@@ -35,6 +35,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     dataloader,
@@ -168,6 +169,10 @@ class TrainingWatch:
         """Whether the training's last loader leaves out a last batch that is not full."""
         self._samples_without_a_batch: int | None = None
         """The samples of a data set that is smaller than its loader's batch (`drop_last`)."""
+        self._samples_of_empty = 0
+        """The most samples of a data set whose loader has no batch: nobody may draw from it, as Lightning."""
+        self._has_drawn = False
+        """Whether the training has drawn from a loader."""
         self._has_shortened_epoch = False
         self._trained_on: set[int] = set()
         """The data sets whose batches came before an optimizer step, by id."""
@@ -228,8 +233,7 @@ class TrainingWatch:
                 keywords |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
                 keywords |= {"multiprocessing_context": None}
             load(self, *arguments, **keywords)
-            if getattr(self.batch_sampler, "drop_last", False) and not _length(self.batch_sampler):
-                watch._samples_without_a_batch = _length(self.dataset)  # nobody may draw from it
+            watch._samples_of_empty = max(watch._samples_of_empty, _samples_of_empty(self))
 
         @functools.wraps(enter)  # torch.jit reads its source
         def enter_autocast(self: Any) -> Any:
@@ -327,13 +331,19 @@ class TrainingWatch:
 
     def result_after(self, error: BaseException) -> JobResult:
         """Return the result if a data set without a full batch explains an exception; else raise `cause(error)`."""
-        if (over := self._over_dataset()) is not None:
+        cause = self.cause(error)
+        if (over := self._over_dataset(is_limit=_is_limit(cause))) is not None:
             return over
-        raise self.cause(error) from None
+        raise cause from None
 
-    def _over_dataset(self) -> JobResult | None:
-        """Return the result of a training without a step because the data set is smaller than a batch; else None."""
+    def _over_dataset(self, *, is_limit: bool = False) -> JobResult | None:
+        """Return the result of a training without a step because the data set is smaller than a batch; else None.
+
+        `is_limit`: it ran into a limit of memory or of a kernel, which an unused loader does not explain.
+        """
         samples = self._samples_without_a_batch
+        if samples is None and self._samples_of_empty and not self._has_drawn and not is_limit:
+            samples = self._samples_of_empty
         return self._over(samples) if samples is not None and not self.steps and samples < self._batch_size else None
 
     def _over(self, samples: int) -> JobResult:
@@ -345,8 +355,7 @@ class TrainingWatch:
 
     def cause(self, error: BaseException) -> BaseException:
         """Return the out-of-memory error that led to an exception, such as a caught one before `sys.exit(1)`, or it."""
-        limits = (each for each in chain(error) if oom.is_out_of_memory(each) or oom.is_kernel_limit(each))
-        cause = next(limits, None)
+        cause = next(filter(_is_limit, chain(error)), None)
         if cause is None and self._job.probe and self.phase == "evaluation":
             error.add_note(_SHORT_EVALUATION)
         return cause or error
@@ -409,7 +418,9 @@ class TrainingWatch:
         self._trained_on |= self._drawn_from
         self._drawn_from = set()
         self._has_drawn_full = False
-        if self._last_draw[0] > self._largest_draw:  # the last batch before a step is one of the training
+        is_found = self._largest_draw == self._batch_size  # larger ones are those of another loader
+        # The last batch before a step is one of the training.
+        if self._last_draw[0] > self._largest_draw and not is_found:
             self._largest_draw, self._dataset_samples, _ = self._last_draw
         self._size_ratio = self._last_draw[2] if self._last_draw[2] is not None else self._size_ratio
         if now - self._last_progress > _PROGRESS_SECONDS:
@@ -424,9 +435,10 @@ class TrainingWatch:
         if not self._is_here or is_measured:
             return draw()
         trains = self._trains_on(iterator._dataset)
+        self._has_drawn |= trains
+        self.phase = ("training" if trains else "evaluation") if self.has_begun else self.phase
         if iterator._dataset_kind != 0:  # 0: a map-style data set
             return draw()
-        self.phase = ("training" if trains else "evaluation") if self.has_begun else self.phase
         if getattr(iterator, "amp_track_pass", None) is not iterator._sampler_iter:  # persistent workers keep iterators
             iterator.amp_track_pass, iterator.amp_track_drawn = iterator._sampler_iter, 0
             iterator.amp_track_has_skipped, iterator.amp_track_last = False, 0
@@ -449,7 +461,6 @@ class TrainingWatch:
             is_too_short = iterator.amp_track_has_skipped and trains and self.steps < _FULL < received - self.steps
             if is_too_short and received < _length(iterator._index_sampler):
                 iterator._sampler_iter, self._has_shortened_epoch = iter(iterator._index_sampler), False
-                iterator.amp_track_last = 0
                 return self._drawn(iterator, draw)
             if count == 1:
                 self._samples_without_a_batch = _length(iterator._dataset)
@@ -460,7 +471,8 @@ class TrainingWatch:
         if is_last := self._job.probe and self._ends_epoch(count, trains):
             own, index = index, _last(iterator, index)
             iterator.amp_track_has_skipped = index is not own
-            iterator.amp_track_last = count if trains else 0
+            if trains and iterator.amp_track_has_skipped:
+                iterator.amp_track_last = getattr(iterator, "_send_idx", iterator._num_yielded) + 1
         if isinstance(index, list):
             samples, sizes = _length(iterator._dataset), None
             if self._job.worst_batch and (self._job.probe or count % 2):
@@ -474,7 +486,7 @@ class TrainingWatch:
                 self._is_at_end = is_last or count == _length(iterator._index_sampler)
                 self._batches_since_step = max(self._batches_since_step, iterator.amp_track_batches)
                 iterator.amp_track_largest = max(len(index), iterator.amp_track_largest if is_another else 0)
-                if not self._has_drawn_full:
+                if not self._has_drawn_full or iterator.amp_track_largest == self._batch_size:
                     self._last_draw = iterator.amp_track_largest, samples, sizes.ratio if sizes is not None else None
                 self._has_drawn_full |= iterator.amp_track_largest == self._batch_size
                 self._samples_since_step += len(index)
@@ -578,6 +590,10 @@ class TrainingWatch:
         return tuple(speed for part in parts if (speed := _speed(part)) is not None)
 
 
+def _is_limit(error: BaseException) -> bool:
+    return oom.is_out_of_memory(error) or oom.is_kernel_limit(error)
+
+
 def _speed(steps: Sequence[_Made]) -> float | None:
     seconds = sum(made.seconds for made in steps)
     return sum(made.samples for made in steps) / seconds if seconds else None
@@ -605,6 +621,16 @@ def _length(dataset: Any) -> int:
     try:
         return len(dataset)
     except TypeError:
+        return 0
+
+
+def _samples_of_empty(loader: Any) -> int:
+    """Return the number of samples of a loader that has no batch because of `drop_last`; else 0."""
+    if isinstance(loader.dataset, IterableDataset) or not getattr(loader.batch_sampler, "drop_last", False):
+        return 0
+    try:
+        return _length(loader.dataset) if not len(loader.batch_sampler) else 0
+    except Exception:  # the sampler has no length
         return 0
 
 

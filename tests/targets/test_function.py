@@ -269,6 +269,9 @@ def test_a_schedule_of_an_empty_loader_is_a_data_set_that_is_too_small(
 ) -> None:
     assert runner.run(function_job("schedules_its_loader", batch_size=50)).status is JobStatus.FITS
     assert runner.run(function_job("schedules_its_loader", batch_size=101)).status is JobStatus.OVER_DATASET
+    # Not one of another loader.
+    assert runner.run(function_job("makes_an_empty_loader", batch_size=11)).status is JobStatus.FITS
+    assert runner.run(function_job("makes_an_empty_loader", batch_size=1000)).status is JobStatus.OOM
 
 
 @pytest.mark.parametrize("settings", [{}, {"probe": False, "steps": 9}])
@@ -277,6 +280,7 @@ def test_an_evaluation_after_a_stream_is_none_of_the_training(
 ) -> None:
     job_result = runner.run(function_job("streams", **settings))
     assert job_result.status is JobStatus.FITS, job_result
+    assert runner.run(function_job("streams", batch_size=1000, **settings)).status is JobStatus.OOM
 
 
 def test_an_evaluation_that_needs_all_batches_is_told_that_a_probe_has_three(
@@ -300,9 +304,17 @@ LIGHTNING_FIT = "amp_track.integrations.lightning:fit"
     [
         (LIGHTNING_FIT, {"module": "monitored:Net", "data": "monitored:Data"}),
         (LIGHTNING_FIT, {"module": "monitored:Net", "data": "monitored:DataFromProcesses"}),
+        (
+            LIGHTNING_FIT,
+            {
+                "module": "monitored:Net",
+                "data": "monitored:DataFromProcesses",
+                "trainer": '{"accumulate_grad_batches": 4}',
+            },
+        ),
         ("amp_track.integrations.transformers:train", {"trainer": "monitored:make_trainer"}),
     ],
-    ids=["Lightning", "Lightning with loader processes", "transformers"],
+    ids=["Lightning", "loader processes", "loader processes and accumulated gradients", "transformers"],
 )
 def test_a_metric_of_the_evaluation_may_be_monitored(
     runner: JobRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, integration: str, options: dict[str, str]

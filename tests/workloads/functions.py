@@ -292,12 +292,20 @@ def streams(batch_size: int, precision: str) -> None:
 
     while True:
         training.model.train()
-        for batch in DataLoader(Stream(), batch_size=batch_size):
+        for batch in DataLoader(Stream(), batch_size=batch_size, drop_last=True):
             training.step(batch)
         training.model.eval()
         for (batch,) in DataLoader(held_out, batch_size=100):
             with torch.no_grad():
                 training.model(batch)
+
+
+def makes_an_empty_loader(batch_size: int, precision: str) -> None:
+    """One of held-out samples, which nobody draws from before the first step."""
+    DataLoader(TensorDataset(images(10)), batch_size=batch_size, drop_last=True)
+    training = Training(precision)
+    for (batch,) in DataLoader(TensorDataset(images(1).expand(2000, 3, 32, 32)), batch_size=batch_size):
+        training.step(batch)
 
 
 def compares_with_the_data_set(batch_size: int, precision: str) -> None:
