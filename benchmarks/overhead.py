@@ -4,10 +4,10 @@
 
 All use the same model, data, batches, optimizer and precision, each training in a fresh process, in turns. Steps/s are
 those of the training loop only, without evaluation, start and end. The bare loop is torch's AMP recipe, in fp32 with
-autocast and scaler disabled. TrainStep alone stores nothing; amp-track train
-records the loss and scale of every step in MLflow on SQLite; Lightning logs the loss to the same store every step or
-every 50. Compare the ratios of the medians. In all of them glibc keeps freed memory: otherwise the same loop takes 2.6
-or 5.4 ms per step, depending on the layout of its heap.
+autocast and scaler disabled. TrainStep stores nothing; amp-track train records the loss and scale of every step in
+MLflow on SQLite; Lightning logs the loss to the same store every step or every 50. Compare the ratios of the medians.
+In all of them glibc keeps freed memory: otherwise the same loop takes 2.6 or 5.4 ms per step, depending on the layout
+of its heap.
 
 Writes benchmarks/results/overhead-<device>.json after each training, and prints it as a Markdown table.
 """

@@ -108,18 +108,25 @@ def fit(batch_size: int, precision: str, device: str, module: str, data: str, tr
         torch.set_float32_matmul_precision("high")
     made = pl.Trainer(**settings, **_trainer_flags(trainer, settings))
     net = source.called(module, written_as="a class or a function without required arguments")
-    own_callbacks = net.configure_callbacks
-
-    def callbacks_without_checkpoints() -> list[pl.Callback]:  # enable_checkpointing=False does not affect them
-        own = own_callbacks()
-        listed = [own] if isinstance(own, pl.Callback) else own or []
-        return [each for each in listed if not isinstance(each, pl.callbacks.Checkpoint)]
-
-    net.configure_callbacks = callbacks_without_checkpoints
+    _leave_checkpoints_out(net)
     made.fit(
         net,
         datamodule=source.called(data, batch_size=batch_size, written_as="def make_data(batch_size)"),
     )
+
+
+def _leave_checkpoints_out(net: pl.LightningModule) -> None:
+    """Remove ModelCheckpoints from a module's own callbacks, which `enable_checkpointing=False` does not affect."""
+    from lightning.pytorch.callbacks import Callback, Checkpoint
+
+    own_callbacks = net.configure_callbacks
+
+    def others() -> list[Callback]:
+        own = own_callbacks()
+        listed = [own] if isinstance(own, Callback) else own or []
+        return [each for each in listed if not isinstance(each, Checkpoint)]
+
+    net.configure_callbacks = others  # type: ignore[method-assign]
 
 
 def _trainer_flags(text: str, settings: Mapping[str, Any]) -> dict[str, Any]:

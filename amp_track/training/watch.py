@@ -354,7 +354,10 @@ class TrainingWatch:
         )
 
     def cause(self, error: BaseException) -> BaseException:
-        """Return the out-of-memory error that led to an exception, such as a caught one before `sys.exit(1)`, or it."""
+        """Return the out-of-memory error that led to an exception, such as a caught one before `sys.exit(1)`, or it.
+
+        An exception of a shortened evaluation gets a note.
+        """
         cause = next(filter(_is_limit, chain(error)), None)
         if cause is None and self._job.probe and self.phase == "evaluation":
             error.add_note(_SHORT_EVALUATION)
@@ -486,9 +489,10 @@ class TrainingWatch:
                 self._is_at_end = is_last or count == _length(iterator._index_sampler)
                 self._batches_since_step = max(self._batches_since_step, iterator.amp_track_batches)
                 iterator.amp_track_largest = max(len(index), iterator.amp_track_largest if is_another else 0)
-                if not self._has_drawn_full or iterator.amp_track_largest == self._batch_size:
+                is_full = iterator.amp_track_largest == self._batch_size
+                if is_full or not self._has_drawn_full:
                     self._last_draw = iterator.amp_track_largest, samples, sizes.ratio if sizes is not None else None
-                self._has_drawn_full |= iterator.amp_track_largest == self._batch_size
+                self._has_drawn_full |= is_full
                 self._samples_since_step += len(index)
             index = sizes.largest(len(index)) if sizes is not None else index
         return index

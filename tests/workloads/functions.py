@@ -283,7 +283,7 @@ def schedules_its_loader(batch_size: int, precision: str) -> None:
 
 
 def streams(batch_size: int, precision: str) -> None:
-    """An evaluation that switches gradients off only for the model, with batches of its own, after a stream."""
+    """Train on a stream. The evaluation has another batch size, and disables gradients only around the model."""
     training, held_out = Training(precision), TensorDataset(images(600))
 
     class Stream(IterableDataset[Tensor]):
