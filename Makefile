@@ -66,6 +66,7 @@ gpu:  ## on a machine with a GPU, with the Python that is there, installing noth
 
 benchmark: $(VENV)/installed-peers  ## what tracking, a server, a fresh process and a start cost, and loading, into benchmarks/results/
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.watching
 	$(BIN)/python -m benchmarks.trials
 	$(BIN)/python -m benchmarks.startup

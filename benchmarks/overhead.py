@@ -1,13 +1,12 @@
-"""Measure the cost of tracking: a bare PyTorch loop, TrainStep, amp-track train, and Lightning with MLFlowLogger.
+"""Measure the cost of tracking: a bare PyTorch loop, amp-track train, and Lightning with MLFlowLogger.
 
     python -m benchmarks.overhead [--device cpu] [--repeats 5]
 
 All use the same model, data, batches, optimizer and precision, each training in a fresh process, in turns. Steps/s are
 those of the training loop only, without evaluation, start and end. The bare loop is torch's AMP recipe, in fp32 with
-autocast and scaler disabled. TrainStep stores nothing; amp-track train records the loss and scale of every step in
-MLflow on SQLite; Lightning logs the loss to the same store every step or every 50. Compare the ratios of the medians.
-In all of them glibc keeps freed memory: otherwise the same loop takes 2.6 or 5.4 ms per step, depending on the layout
-of its heap.
+autocast and scaler disabled. amp-track train records the loss and scale of every step in MLflow on SQLite; Lightning
+logs the loss to the same store every step or every 50. Compare the ratios of the medians. In all of them glibc keeps
+freed memory. benchmarks.step measures what TrainStep costs without a record.
 
 Writes benchmarks/results/overhead-<device>.json after each training, and prints it as a Markdown table.
 """
@@ -27,10 +26,6 @@ from typing import Any
 from benchmarks import markdown, processes, provenance
 
 WARM_UP_STEPS = 20
-ENVIRONMENT = processes.ENVIRONMENT | {
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),
-    "MALLOC_MMAP_THRESHOLD_": str(2**30),
-}
 
 
 @dataclass(frozen=True)
@@ -98,31 +93,12 @@ def model_of(case: Case, workload: Any) -> Any:
 
 def bare(case: Case) -> float:
     """Measure the training loop from the documentation of torch."""
-    from amp_track import load_workload
+    from amp_track import Precision, float32_precision, load_workload
     from benchmarks.bare import BareStep
 
     workload = load_workload(case.reference)
     model = model_of(case, workload)
     step = BareStep(workload, model, case.precision, case.device, channels_last=case.channels_last)
-    return loop(case, workload, model, step)
-
-
-def train_step(case: Case) -> float:
-    """Measure the same loop with TrainStep."""
-    from amp_track import TrainStep, load_workload
-
-    workload = load_workload(case.reference)
-    model = model_of(case, workload)
-    optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
-    step = TrainStep(model, optimizer, workload.loss, case.precision, channels_last=case.channels_last)
-    return loop(case, workload, model, step, finish=step.read)
-
-
-def loop(
-    case: Case, workload: Any, model: Any, step: Callable[[Any, Any], Any], *, finish: Callable[[], Any] = lambda: None
-) -> float:
-    from amp_track import Precision, float32_precision
-
     steps, started = 0, 0.0
     model.train()
     with float32_precision(Precision.named(case.precision)):
@@ -134,7 +110,6 @@ def loop(
                 step(inputs, targets)
                 steps += 1
                 if steps == WARM_UP_STEPS + case.steps:
-                    finish()
                     synchronize(case)
                     return case.steps / (time.perf_counter() - started)
 
@@ -225,7 +200,6 @@ def fewer_steps(case: Case) -> Case:
 
 WAYS: dict[str, Callable[[Case], float]] = {
     "bare loop": bare,
-    "TrainStep": train_step,
     "amp_track": lambda case: tracked(case, None),
     "amp_track --grad-stats-every 100": lambda case: tracked(case, 100),
     # A third of the steps, because they take up to five times as long.
@@ -240,7 +214,8 @@ WAYS: dict[str, Callable[[Case], float]] = {
 def in_own_process(case: Case, way: str) -> dict[str, float]:
     """Run one way in a separate process and an empty folder, and return its result."""
     asked = "--one", way, json.dumps(dataclasses.asdict(case))
-    found: dict[str, float] = processes.json_of("benchmarks.overhead", *asked, environment=ENVIRONMENT)
+    environment = processes.KEEPING_FREED_MEMORY
+    found: dict[str, float] = processes.json_of("benchmarks.overhead", *asked, environment=environment)
     return found
 
 

@@ -48,6 +48,7 @@ from benchmarks import (  # noqa: E402
     provenance,
     server,
     startup,
+    step,
     trials,
     watching,
 )
@@ -195,6 +196,7 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "server": server.table,
     "start": startup.start_table,
     "startup": startup.table,
+    "step": step.table,
     "trials": trials.table,
     "watching": watching.table,
 }

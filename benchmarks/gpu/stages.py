@@ -7,8 +7,6 @@ import functools
 import itertools
 import random
 import statistics
-import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -165,78 +163,19 @@ def step(machine: Machine) -> list[Measurement]:
     return found
 
 
-def _compare_steps(machine: Machine, model_name: str, precision: str, compiled: bool) -> dict[str, Any]:
-    """Time rounds of both ways in turns in one process, on a batch on the device, images in channels-last format."""
-    import torch
+def _compare_steps(machine: Machine, model: str, precision: str, compiled: bool) -> dict[str, Any]:
+    from benchmarks.step import Comparison, compare, ratios
 
-    from amp_track import Precision, TrainStep, float32_precision, load_workload
-    from amp_track.training.amp.evaluation import EvalStep
-    from benchmarks.bare import BareEvaluation, BareStep
-
-    workload = load_workload(f"benchmarks.models:{model_name}")
-    batch_size, round_seconds, rounds = (4, 0.1, 3) if machine.smoke else (64 if model_name == "Mlp" else 256, 1.0, 5)
-    batch = tuple(part.to(machine.device) for part in workload.example(batch_size))
-    is_image = batch[0].ndim == 4
-    if is_image:
-        batch = batch[0].contiguous(memory_format=torch.channels_last), batch[1]
-
-    def model() -> Any:
-        torch.manual_seed(0)
-        new = workload.model().to(machine.device)
-        return new.to(memory_format=torch.channels_last) if is_image else new
-
-    def seconds(step: Any, count: int) -> float:
-        started = time.perf_counter()
-        for _ in range(count):
-            step(*batch)
-        if machine.kind != "cpu":
-            torch.accelerator.synchronize()
-        return time.perf_counter() - started
-
-    def speeds(ours: Any, bare: Any) -> dict[str, Any]:
-        both = bare, ours
-        found: tuple[list[float], list[float]] = ([], [])
-        for each in both:
-            seconds(each, 10)
-        steps = max(round(10 * round_seconds / seconds(bare, 10)), 3)
-        for turn in range(rounds):
-            for index in (turn % 2, 1 - turn % 2):
-                found[index].append(steps * batch_size / seconds(both[index], steps))
-        of_bare, own = map(statistics.median, found)
-        return {"bare": of_bare, "ours": own, "ratio": own / of_bare, "rounds": found}
-
-    with float32_precision(Precision.named(precision)):
-        own, other = model(), model()
-        optimizer = workload.optimizer(own.parameters(), workload.learning_rate)
-        ours = TrainStep(own, optimizer, workload.loss, precision, channels_last=is_image, compile=compiled)
-        bare_model: Any = torch.compile(other) if compiled else other
-        settings: Any = {"precision": precision, "device": machine.device, "channels_last": is_image}
-        training = speeds(ours, BareStep(workload, bare_model, **settings))
-        ours.read()
-        waits = "not known: torch detects it only on CUDA"
-        if machine.kind == "cuda":
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # torch warns once that this mode is a prototype
-                    torch.cuda.set_sync_debug_mode("error")
-                for _ in range(4):
-                    ours(*batch)
-                waits = "none"
-            except RuntimeError as error:
-                waits = str(error).splitlines()[0]
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        own.eval()
-        other.eval()
-        evaluation = speeds(
-            EvalStep(ours.forward, workload.loss, workload.score, **settings),
-            BareEvaluation(workload, bare_model, **settings),
-        )
+    size, seconds, pairs = (4, 0.1, 3) if machine.smoke else (64 if model == "Mlp" else 256, 1.0, 5)
+    found = compare(Comparison(model, precision, size, compiled, machine.device, turn_seconds=seconds, pairs=pairs))
+    training, evaluation = found["training"], found["evaluation"]
     return {
-        "bare_samples_per_second": training["bare"], "TrainStep_samples_per_second": training["ours"],
-        "ratio": training["ratio"], "waits": waits, "evaluation_ratio": evaluation["ratio"],
-        "EvalStep_samples_per_second": evaluation["ours"], "batch_size": batch_size,
-        "rounds": training["rounds"], "evaluation_rounds": evaluation["rounds"],
+        "bare_samples_per_second": statistics.median(training["bare"]),
+        "TrainStep_samples_per_second": statistics.median(training["ours"]),
+        "ratio": statistics.median(ratios(training)), "waits": found["waits"],
+        "evaluation_ratio": statistics.median(ratios(evaluation)),
+        "EvalStep_samples_per_second": statistics.median(evaluation["ours"]), "batch_size": size,
+        "rounds": training, "evaluation_rounds": evaluation,
     }  # fmt: skip
 
 

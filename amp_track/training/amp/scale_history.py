@@ -7,7 +7,6 @@ If torch changes them, `tests/training/amp/test_scale_history.py` fails, which c
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
 from collections import deque
@@ -66,35 +65,31 @@ def skips_on_device(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-_history_of: weakref.WeakKeyDictionary[GradScaler, weakref.ref[ScaleHistory]] = weakref.WeakKeyDictionary()
-"""The ScaleHistory of each scaler."""
-
-
 def _known(scaler: GradScaler) -> ScaleHistory | None:
-    known = _history_of.get(scaler)
-    return known() if known is not None else None
+    """Return the scaler's history, if it has one that still exists."""
+    recording = getattr(type(scaler), "recording", None)
+    return recording() if recording is not None else None
 
 
-@functools.cache
-def _recorded(base: type[GradScaler]) -> type[GradScaler]:
-    """Return the subclass of a scaler's class that tells its ScaleHistory of each step and update."""
+def _recorded(base: type[GradScaler], recording: weakref.ref[ScaleHistory]) -> type[GradScaler]:
+    """Return a subclass of a scaler's class that tells one ScaleHistory of each step and update."""
 
     # Not super(): an error of the recording gives the scaler its own class back in the middle of a call.
     class Recorded(base):  # type: ignore[misc, valid-type]
         recorded_class = base
 
         def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if (history := _known(self)) is not None:
+            if (history := recording()) is not None:
                 history._guarded(self, history._note, optimizer)
             return base.step(self, optimizer, *args, **kwargs)
 
         def unscale_(self, optimizer: Optimizer) -> None:
-            if (history := _known(self)) is not None:
+            if (history := recording()) is not None:
                 history._guarded(self, history._note, optimizer)
             base.unscale_(self, optimizer)
 
         def update(self, new_scale: float | Tensor | None = None) -> None:
-            if (history := _known(self)) is not None:
+            if (history := recording()) is not None:
                 history._on_update(self, base.update, new_scale)
             else:
                 base.update(self, new_scale)
@@ -103,6 +98,7 @@ def _recorded(base: type[GradScaler]) -> type[GradScaler]:
             _, (_, *arguments), *state = super().__reduce_ex__(protocol)
             return object.__new__, (base, *arguments), *state
 
+    Recorded.recording = recording
     Recorded.__name__, Recorded.__qualname__, Recorded.__module__ = base.__name__, base.__qualname__, base.__module__
     return Recorded
 
@@ -169,8 +165,7 @@ class ScaleHistory:
     def close(self, scaler: GradScaler) -> None:
         """Stop recording, and give the scaler its own class back. What was recorded can still be read."""
         if _known(scaler) is self:
-            del _history_of[scaler]
-            scaler.__class__ = getattr(type(scaler), "recorded_class", type(scaler))
+            scaler.__class__ = type(scaler).recorded_class  # type: ignore[attr-defined]
 
     def _hook_into(self, optimizer: Optimizer) -> None:
         """Note whether the optimizer is called, in a hook that does not keep the history alive."""
@@ -390,9 +385,8 @@ def _claim(scaler: GradScaler, history: ScaleHistory) -> None:
                 "This GradScaler is already used by another TrainStep, ScaleHistory or watch. Use one scaler for each, "
                 "or close or delete the other one first."
             )
-    _history_of[scaler] = weakref.ref(history)
-    if not hasattr(type(scaler), "recorded_class"):
-        scaler.__class__ = _recorded(type(scaler))  # type: ignore[arg-type]
+    own_class = getattr(type(scaler), "recorded_class", type(scaler))
+    scaler.__class__ = _recorded(own_class, weakref.ref(history))
 
 
 def _versions(scaler: GradScaler) -> tuple[int, int, int, int] | None:

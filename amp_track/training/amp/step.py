@@ -32,8 +32,9 @@ from amp_track.training.amp.tensors import batch_length, call, check_loss, move,
 CAPACITY = 1024
 """Number of batches whose losses fit in the buffer on the device. When it is full, they are fetched without a read."""
 
-_begun: weakref.WeakSet[TrainStep] = weakref.WeakSet()
-"""Every TrainStep that has trained: other steps must not clear the gradients that it accumulates."""
+_steps: weakref.WeakSet[TrainStep] = weakref.WeakSet()
+"""Every TrainStep: the others must not clear the gradients that it accumulates."""
+_nothing = nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +190,7 @@ class TrainStep:
         self._is_updating = False
         """True during an optimizer step, and after one that raised."""
         self._clear_fetched()
+        _steps.add(self)
 
     def _clear_fetched(self) -> None:
         self._parts: list[tuple[float, int, bool]] = []
@@ -244,10 +246,9 @@ class TrainStep:
 
         Waits for the device only after a failed optimizer step.
         """
-        _begun.add(self)
         others = self._others
         if others:
-            others = others.difference(*(step._own_parameters() for step in _begun if step._batches))
+            others = others.difference(*(step._own_parameters() for step in _steps if step._batches))
         if self._parallel is None:
             self._free_gradients()
             for parameter in others:
@@ -265,13 +266,14 @@ class TrainStep:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def _free_gradients(self) -> None:
-        for parameter in self._own_parameters():
-            parameter.grad = None
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def _train_on(self, input: Any, target: Any, *, share: float, update: bool) -> Tensor:
         diagnosis = self.diagnosis if update and self.diagnosis and self.diagnosis.is_due(self.steps + 1) else None
-        sending = self._parallel.no_sync() if self._parallel is not None and not update else nullcontext()
-        with diagnosis.watching() if diagnosis else nullcontext(), sending:
+        sending = self._parallel.no_sync() if self._parallel is not None and not update else _nothing
+        with diagnosis.watching() if diagnosis else _nothing, sending:
             loss, samples = self._forward_and_backward(input, target, share)
         if diagnosis:
             diagnosis.look(self.steps + 1)

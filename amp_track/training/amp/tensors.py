@@ -17,13 +17,11 @@ from amp_track.records.errors import InvalidReturnValue
 
 def move(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
     """Return the same structure on `device`, without waiting; `channels_last` is for four-dimensional tensors."""
-
-    def moved(tensor: Tensor) -> Tensor:
-        if channels_last and tensor.dim() == 4:
-            return tensor.to(device, non_blocking=True, memory_format=torch.channels_last)
-        return tensor.to(device, non_blocking=True)
-
-    return map_tensors(moved, batch)
+    if isinstance(batch, Tensor):
+        if channels_last and batch.dim() == 4:
+            return batch.to(device, non_blocking=True, memory_format=torch.channels_last)
+        return batch.to(device, non_blocking=True)
+    return map_tensors(functools.partial(move, device=device, channels_last=channels_last), batch)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
@@ -65,6 +63,8 @@ def call(model: nn.Module, input: Any) -> Any:
     All of them must be, or one if `forward` takes any keywords. A module that passes on all arguments to the only one
     that it holds, as wrappers do, is judged by that one.
     """
+    if isinstance(input, Tensor):
+        return model(input)
     args, kwargs = arguments(model, input)
     return model(*args, **kwargs)
 
@@ -139,4 +139,5 @@ def samples_in(batch: Any) -> int:
 
 def batch_length(batch: Any) -> int:
     """Return the number of samples in a batch: the first dimension of its first tensor."""
-    return len(next(tensors(batch)))
+    first = batch if isinstance(batch, Tensor) else next(tensors(batch))
+    return first.size(0)
