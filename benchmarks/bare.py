@@ -65,7 +65,7 @@ class BareEvaluation(_Bare):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._sums = torch.zeros(2, device=self.device)
+        self._loss, self._score = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor, targets: Tensor) -> None:
@@ -74,5 +74,5 @@ class BareEvaluation(_Bare):
         with self._mode.autocast(self._device_type):
             output = self.model(inputs)
             loss = self.workload.loss(output, targets)
-        self._sums[0] += loss * len(inputs)
-        self._sums[1] += self.workload.score(output, targets).sum()
+        self._loss += loss * len(inputs)
+        self._score += self.workload.score(output, targets).sum()

@@ -47,6 +47,10 @@ class Run:
     def has_answer(self) -> bool:
         return any(self.answers.values())
 
+    def has_no_kernel(self, precision: str) -> bool:
+        """Return whether the command has ended without an answer at a precision, and said why."""
+        return precision in self.errors and precision in self.answers and self.answers[precision] is None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -81,7 +85,7 @@ class Row:
     @property
     def possible(self) -> list[str]:
         """The precisions without those at which every run of amp-track reports that the device has no kernel."""
-        return [name for name in self.precisions if any(run.answers.get(name, 0) is not None for run in self.runs)]
+        return [name for name in self.precisions if not all(run.has_no_kernel(name) for run in self.runs)]
 
     def answers(self, precision: str) -> list[int]:
         """Return the different answers at a precision, in ascending order."""
@@ -137,7 +141,7 @@ def _figures(rows: Sequence[Row], ours: Sequence[Row], aim: float) -> dict[str, 
     cases = [(row, name) for row in ours for name in row.possible]
     answers = [[row.is_exact(run.answers.get(name), name) for run in row.runs] for row, name in cases]
     agreeing = [len({run.answers.get(name) for run in row.runs}) == 1 for row, name in cases]
-    probes = [run.probes[name] for row, name in cases for run in row.answering]
+    probes = [run.probes[name] for row, name in cases for run in row.answering if name in run.probes]
     found = ratios(rows, ours)
     return {
         "cases": len(cases),

@@ -174,11 +174,14 @@ def _checks(case: Case, rows: Sequence[Row]) -> dict[int, tuple[str, str]]:
 
 
 def where(file: Path, *, beside: int) -> dict[str, Any]:
-    """Return where this runs. Exits if the stored rows are of another device."""
+    """Return where this runs. Exits if the stored rows are of another device, or of other versions."""
     result = of_device("benchmarks.models:Cnn", device="cpu") | {"beside": beside}
     result["versions"] |= versions("lightning", "accelerate", "timm", "optuna")
-    if file.exists() and (stored := json.loads(file.read_text())["device"]) != result["device"]:
-        sys.exit(f"{file} was measured on {stored}, this is {result['device']}: move it first")
+    if file.exists():
+        stored = json.loads(file.read_text())
+        for what in ("device", "versions"):
+            if stored[what] != result[what]:
+                sys.exit(f"{file} was measured with {what} {stored[what]}, here {result[what]}: move it first")
     return result
 
 

@@ -65,7 +65,6 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
     import torch
     import torch._dynamo
 
-    from amp_track.config.precisions import Precision
     from amp_track.targets.workload import load_workload
     from amp_track.training.amp.precision import float32_precision
     from amp_track.training.devices.open import open_device

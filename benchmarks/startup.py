@@ -45,8 +45,16 @@ STARTS = {
     "max-batch again, nothing left to do": 2.5,
     "python -c 'import torch'": None,
     "the same and torch._dynamo, which an optimizer step imports": None,
+    "both without garbage collection, as the fork server": None,
+    "mlflow and optuna without garbage collection, as the command": None,
 }
 """The aim in seconds by what is measured."""
+IMPORTS = (
+    "import torch",
+    "import torch, torch._dynamo",
+    "import gc; gc.disable(); import torch, torch._dynamo",
+    "import gc; gc.disable(); import mlflow, optuna",
+)
 
 
 def bare(precision: str) -> None:
@@ -137,13 +145,12 @@ def to_first_probe(folder: Path) -> float:
 def starts() -> list[float]:
     """Measure once, and return the seconds in the order of `STARTS`."""
     with tempfile.TemporaryDirectory() as name:
-        folder, python = Path(name), [sys.executable, "-c"]
-        imports = ["import torch", "import torch._dynamo"]
+        folder = Path(name)
         return [
             processes.seconds_of([sys.executable, "-m", "amp_track", "--help"], folder),
             to_first_probe(folder),
             processes.seconds_of([sys.executable, "-m", "amp_track", *MAX_BATCH], folder),
-            *(processes.seconds_of([*python, "; ".join(imports[:count])], folder) for count in (1, 2)),
+            *(processes.seconds_of([sys.executable, "-c", imports], folder) for imports in IMPORTS),
         ]
 
 

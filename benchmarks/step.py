@@ -1,12 +1,15 @@
 """Compare TrainStep and EvalStep with bare loops, in turns in one process.
 
-    python -m benchmarks.step [--repeats 3]
+    python -m benchmarks.step [--repeats 5]
 
 Processes that train the same differ by more than what is measured here, so both ways take turns of about 0.1 s in one
-process, on the same batch, each with its own copy of the model. A ratio is the bare loop's time of a turn over ours in
-the turn next to it. On a CPU both use one thread, and glibc keeps freed memory.
+process, on the same batch, each with its own copy of the model; every other process makes the copy of the bare loop
+first. A ratio is the bare loop's time of a turn over ours in the turn next to it, which ends with a read, as an epoch
+does. The bare loop is torch's AMP recipe, in fp32 with autocast and scaler disabled; it is compiled with the settings
+of TrainStep. The bare evaluation adds up in float32 under no_grad, EvalStep in float64 under inference_mode. On a CPU
+both use one thread, and glibc keeps freed memory.
 
-Writes benchmarks/results/step-cpu.json and prints it as a table.
+Writes benchmarks/results/step-cpu.json after each round of cases, and prints it as a table.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +46,8 @@ class Comparison:
     compiled: bool = False
     device: str = "cpu"
     turn_seconds: float = 0.1
-    pairs: int = 40
+    pairs: int = 24
+    makes_ours_first: bool = True
 
     @property
     def name(self) -> str:
@@ -69,14 +73,15 @@ def compare(case: Comparison) -> dict[str, Any]:
     batch = tuple(part.to(case.device) for part in workload.example(case.batch_size))
     is_image = batch[0].ndim == 4
     layout = torch.channels_last if is_image else torch.preserve_format
-    batch = batch[0].contiguous(memory_format=torch.channels_last) if is_image else batch[0], batch[1]
+    batch = batch[0].to(memory_format=layout), batch[1]
 
     def model() -> Any:
         torch.manual_seed(0)
         return workload.model().to(case.device).to(memory_format=layout)
 
     with float32_precision(Precision.named(case.precision)):
-        own, other = model(), model()
+        models = model(), model()
+        own, other = models if case.makes_ours_first else reversed(models)
         optimizer = workload.optimizer(own.parameters(), workload.learning_rate)
         ours = TrainStep(own, optimizer, workload.loss, case.precision, channels_last=is_image, compile=case.compiled)
         bare_model: Any = torch.compile(other) if case.compiled else other
@@ -98,7 +103,7 @@ def _in_turns(
     ours: Callable[..., Any],
     read: Callable[[], Any],
 ) -> dict[str, list[float]]:
-    """Time turns of both, every other time in reverse order. Ours end with a read, as an epoch does."""
+    """Time turns of both, every other time in reverse order."""
 
     def seconds(step: Callable[..., Any], steps: int, finish: Callable[[], Any]) -> float:
         started = time.perf_counter()
@@ -142,18 +147,19 @@ def ratios(turns: dict[str, list[float]]) -> list[float]:
     return [ours / bare for bare, ours in zip(turns["bare"], turns["ours"], strict=True)]
 
 
-def measure(repeats: int) -> dict[str, Any]:
-    """Run each case in `repeats` fresh processes."""
+def measure(repeats: int) -> Iterator[dict[str, Any]]:
+    """Run each case in `repeats` fresh processes. Yield what is measured so far, after each round of all cases."""
     runs: dict[str, list[dict[str, Any]]] = {case.name: [] for case in CASES}
-    for _ in range(repeats):
+    found = provenance.of_device(str(processes.ROOT / "experiments" / "digits.py"), device="cpu")
+    for repeat in range(repeats):
         for case in CASES:
-            asked = "--one", json.dumps(dataclasses.asdict(case))
+            asked = "--one", json.dumps(dataclasses.asdict(case) | {"makes_ours_first": repeat % 2 == 0})
             run = processes.json_of("benchmarks.step", *asked, environment=processes.KEEPING_FREED_MEMORY)
             medians = ", ".join(f"{kind} {statistics.median(ratios(run[kind])):.3f} ×" for kind in KINDS)
             print(f"{case.name}: {medians}", file=sys.stderr)
             runs[case.name].append(run)
-    found = provenance.of_device(str(processes.ROOT / "experiments" / "digits.py"), device="cpu")
-    return {**found, "n": repeats, "cases": {case.name: dataclasses.asdict(case) for case in CASES}, "runs": runs}
+        cases = {case.name: dataclasses.asdict(case) for case in CASES}
+        yield {**found, "n": repeat + 1, "cases": cases, "runs": runs}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -162,25 +168,26 @@ def table(result: dict[str, Any]) -> str:
         case, cells = result["cases"][name], []
         for kind in KINDS:
             milliseconds = [1000 * case["batch_size"] / speed for run in runs for speed in run[kind]["bare"]]
-            least, median, most = statistics.quantiles((each for run in runs for each in ratios(run[kind])), n=4)
-            cells += [f"{statistics.median(milliseconds):.2f} ms", f"{median:.3f} × ({least:.3f} to {most:.3f})"]
+            found = [statistics.median(ratios(run[kind])) for run in runs]
+            spread = f"({min(found):.3f} to {max(found):.3f})"
+            cells += [f"{statistics.median(milliseconds):.2f} ms", f"{statistics.median(found):.3f} × {spread}"]
         rows.append([f"{name}, batch {case['batch_size']}", *cells])
-    times = f"n={result['n']} processes of {case['pairs']} pairs, medians (middle half of the pairs)"
+    times = f"n={result['n']} processes of {case['pairs']} pairs, medians"
     shown = markdown.table(["", "bare step", "TrainStep", "bare evaluation step", "EvalStep"], rows)
     return f"{shown}\n\n*{provenance.sentence(result, 'torch')}, {times}*"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=3, help="fresh processes per case (default 3)")
+    parser.add_argument("--repeats", type=int, default=5, help="fresh processes per case (default 5)")
     parser.add_argument("--one", metavar="CASE", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         torch.set_num_threads(1)
         print(json.dumps(compare(Comparison(**json.loads(arguments.one)))))
         return
-    result = measure(arguments.repeats)
-    provenance.write("step-cpu", result)
+    for result in measure(arguments.repeats):
+        provenance.write("step-cpu", result)
     print(table(result))
 
 

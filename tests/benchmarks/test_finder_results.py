@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from benchmarks.finder_results import LIGHTNING, OURS, Row, Run, answers_table, seconds_each, several_table, summary
@@ -65,13 +67,16 @@ def test_without_an_answer_of_lightning_there_is_no_ratio_but_its_error() -> Non
 
 
 def test_a_precision_without_kernels_takes_no_share_and_is_no_case() -> None:
-    runs = tuple(Run(answers={"fp32": 10, "amp": None}, probes={"fp32": 3}, command_seconds=9.0, proof_seconds=6.0)
-                 for _ in range(2))  # fmt: skip
-    both = Row(model="Lstm", budget_mib=128, precisions=("fp32", "amp"), finder=OURS, runs=runs,
+    run = Run(answers={"fp32": 10, "amp": None}, errors={"amp": "no kernel"}, probes={"fp32": 3},
+              command_seconds=9.0, proof_seconds=6.0)  # fmt: skip
+    both = Row(model="Lstm", budget_mib=128, precisions=("fp32", "amp"), finder=OURS, runs=(run, run),
                checks={"fp32": EXACT})  # fmt: skip
     assert seconds_each(both) == 6.0
     assert summary([both])["several"]["cases"] == 1
     assert "fp32 10 exact; amp not possible" in several_table([both])
+    silent = dataclasses.replace(run, errors={})
+    found = summary([dataclasses.replace(both, runs=(silent, silent))])["several"]
+    assert (found["cases"], found["exact"]) == (2, 1)
 
 
 def test_a_failed_command_is_a_case_that_is_not_exact() -> None:

@@ -50,10 +50,8 @@ class _Update(NamedTuple):
     """(name, number of devices, whether it stepped) of each optimizer: one overflow per device is logged."""
     rule: tuple[float, float, int]
     """Growth factor, backoff factor and growth interval."""
-
-    @property
-    def scalars(self) -> int:
-        return 2 * self.is_set + self.has_new_scale + sum(devices for _, devices, _ in self.found)
+    scalars: int
+    """The number of its scalars in the log."""
 
 
 def skips_on_device(optimizer: Optimizer) -> bool:
@@ -67,29 +65,31 @@ def skips_on_device(optimizer: Optimizer) -> bool:
 
 def _known(scaler: GradScaler) -> ScaleHistory | None:
     """Return the scaler's history, if it has one that still exists."""
-    recording = getattr(type(scaler), "recording", None)
-    return recording() if recording is not None else None
+    history_ref = getattr(type(scaler), "history_ref", None)
+    history = history_ref() if history_ref is not None else None
+    return history if history is not None and history._scaler_ref() is scaler else None
 
 
-def _recorded(base: type[GradScaler], recording: weakref.ref[ScaleHistory]) -> type[GradScaler]:
-    """Return a subclass of a scaler's class that tells one ScaleHistory of each step and update."""
+def _recorded(base: type[GradScaler], history: ScaleHistory) -> type[GradScaler]:
+    """Return a subclass of a scaler's class that tells the history, while it exists, of each step and update."""
+    weak_history = weakref.ref(history)
 
     # Not super(): an error of the recording gives the scaler its own class back in the middle of a call.
     class Recorded(base):  # type: ignore[misc, valid-type]
-        recorded_class = base
+        recorded_class, history_ref = base, weak_history
 
         def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if (history := recording()) is not None:
+            if (history := _known(self)) is not None:
                 history._guarded(self, history._note, optimizer)
             return base.step(self, optimizer, *args, **kwargs)
 
         def unscale_(self, optimizer: Optimizer) -> None:
-            if (history := recording()) is not None:
+            if (history := _known(self)) is not None:
                 history._guarded(self, history._note, optimizer)
             base.unscale_(self, optimizer)
 
         def update(self, new_scale: float | Tensor | None = None) -> None:
-            if (history := recording()) is not None:
+            if (history := _known(self)) is not None:
                 history._on_update(self, base.update, new_scale)
             else:
                 base.update(self, new_scale)
@@ -98,7 +98,6 @@ def _recorded(base: type[GradScaler], recording: weakref.ref[ScaleHistory]) -> t
             _, (_, *arguments), *state = super().__reduce_ex__(protocol)
             return object.__new__, (base, *arguments), *state
 
-    Recorded.recording = recording
     Recorded.__name__, Recorded.__qualname__, Recorded.__module__ = base.__name__, base.__qualname__, base.__module__
     return Recorded
 
@@ -153,6 +152,7 @@ class ScaleHistory:
         self._device = kept.device if kept is not None else torch.device(scaler._device)
         self._names |= {id(each): (weakref.ref(each), name) for name, each in named.items()}
         self._hooked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._scaler_ref = weakref.ref(scaler)
         _claim(scaler, self)
 
     def __reduce__(self) -> NoReturn:
@@ -182,10 +182,6 @@ class ScaleHistory:
     def names(self) -> tuple[str, ...]:
         """The names of the optimizers that are known so far."""
         return tuple(name for _, name in self._names.values())
-
-    def _known_name(self, key: int) -> str:
-        """Return an optimizer's name; a general one if it was unscaled before the recording began."""
-        return self._names[key][1] if key in self._names else "optimizer"
 
     def _note(self, optimizer: Optimizer) -> None:
         """Name an optimizer that the scaler is about to unscale or to step."""
@@ -278,7 +274,9 @@ class ScaleHistory:
         for key, state in scaler._per_optimizer_states.items():
             if tensors := list(state["found_inf_per_device"].values()):
                 found[key] = tensors
-                of_optimizers.append((self._known_name(key), len(tensors), state["stage"] is OptState.STEPPED))
+                # A general name for one that was unscaled before the recording began.
+                name = self._names[key][1] if key in self._names else "optimizer"
+                of_optimizers.append((name, len(tensors), state["stage"] is OptState.STEPPED))
                 count += len(tensors)
         if count > 1:  # update adds all others to the first, in place
             found = {key: [each.clone() for each in tensors] for key, tensors in found.items()}
@@ -288,7 +286,8 @@ class ScaleHistory:
             logged.append(new_scale.detach().clone())
             new_scale = None
         rule = scaler._growth_factor, scaler._backoff_factor, scaler._growth_interval
-        return _Update(is_set, new_scale, has_new_scale, tuple(of_optimizers), rule), logged, found
+        scalars = len(logged) + count
+        return _Update(is_set, new_scale, has_new_scale, tuple(of_optimizers), rule, scalars), logged, found
 
     def _after(
         self, scaler: GradScaler, recorded: _Update, logged: list[Tensor], found: dict[int, list[Tensor]]
@@ -386,7 +385,7 @@ def _claim(scaler: GradScaler, history: ScaleHistory) -> None:
                 "or close or delete the other one first."
             )
     own_class = getattr(type(scaler), "recorded_class", type(scaler))
-    scaler.__class__ = _recorded(own_class, weakref.ref(history))
+    scaler.__class__ = _recorded(own_class, history)
 
 
 def _versions(scaler: GradScaler) -> tuple[int, int, int, int] | None:

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -32,9 +33,9 @@ from amp_track.training.amp.tensors import batch_length, call, check_loss, move,
 CAPACITY = 1024
 """Number of batches whose losses fit in the buffer on the device. When it is full, they are fetched without a read."""
 
-_steps: weakref.WeakSet[TrainStep] = weakref.WeakSet()
-"""Every TrainStep: the others must not clear the gradients that it accumulates."""
-_nothing = nullcontext()
+_accumulating: weakref.WeakSet[TrainStep] = weakref.WeakSet()
+"""Every TrainStep that has accumulated gradients: the others must not clear them before its optimizer step."""
+_no_context = nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +191,6 @@ class TrainStep:
         self._is_updating = False
         """True during an optimizer step, and after one that raised."""
         self._clear_fetched()
-        _steps.add(self)
 
     def _clear_fetched(self) -> None:
         self._parts: list[tuple[float, int, bool]] = []
@@ -248,7 +248,7 @@ class TrainStep:
         """
         others = self._others
         if others:
-            others = others.difference(*(step._own_parameters() for step in _steps if step._batches))
+            others = others.difference(*(step._own_parameters() for step in _accumulating if step._batches))
         if self._parallel is None:
             self._free_gradients()
             for parameter in others:
@@ -272,8 +272,8 @@ class TrainStep:
 
     def _train_on(self, input: Any, target: Any, *, share: float, update: bool) -> Tensor:
         diagnosis = self.diagnosis if update and self.diagnosis and self.diagnosis.is_due(self.steps + 1) else None
-        sending = self._parallel.no_sync() if self._parallel is not None and not update else _nothing
-        with diagnosis.watching() if diagnosis else _nothing, sending:
+        sending = self._parallel.no_sync() if self._parallel is not None and not update else _no_context
+        with diagnosis.watching() if diagnosis else _no_context, sending:
             loss, samples = self._forward_and_backward(input, target, share)
         if diagnosis:
             diagnosis.look(self.steps + 1)
@@ -283,6 +283,8 @@ class TrainStep:
         if update:
             self.phase = "optimizer"
             self._update()
+        else:
+            _accumulating.add(self)
         return loss
 
     def _forward_and_backward(self, input: Any, target: Any, share: float) -> tuple[Tensor, int]:
@@ -337,26 +339,24 @@ class TrainStep:
     def read(self) -> StepTotals:
         """Return the totals of every optimizer step completed since the last read. Waits for the device."""
         self._fetch()
-        first_step = step = self.steps - sum(update for _, _, update in self._parts) + 1
-        losses: list[float] = []
-        sizes: list[int] = []
-        non_finite: list[tuple[int, int]] = []
-        of_step: list[tuple[float, int]] = []
-        complete = 0
-        for index, (loss, size, update) in enumerate(self._parts, start=1):
-            of_step.append((loss, size))
-            if not update:
-                continue
-            non_finite += [(step, batch) for batch, part in enumerate(of_step, start=1) if not math.isfinite(part[0])]
-            sizes.append(sum(size for _, size in of_step))
-            losses.append(sum(loss * size for loss, size in of_step if size) / max(sizes[-1], 1))
-            step, of_step, complete = step + 1, [], index
+        losses, samples, updates = numpy.array(self._parts, dtype=float).reshape(-1, 3).T
+        ends = numpy.flatnonzero(updates) + 1  # of each step
+        complete = int(ends[-1]) if len(ends) else 0
+        starts = numpy.append(0, ends)[:-1]
+        step_samples = numpy.add.reduceat(samples[:complete], starts)
+        with numpy.errstate(invalid="ignore"):  # inf and -inf in one step
+            loss_sums = numpy.add.reduceat(numpy.where(samples, losses, 0.0)[:complete] * samples[:complete], starts)
+        first_step = self.steps - len(ends) + 1
+        non_finite = numpy.flatnonzero(~numpy.isfinite(losses[:complete]))
+        step_of = numpy.searchsorted(ends, non_finite, side="right")
         totals = StepTotals(
             first_step=first_step,
-            step_losses=tuple(losses),
-            step_samples=tuple(sizes),
+            step_losses=tuple((loss_sums / numpy.maximum(step_samples, 1)).tolist()),
+            step_samples=tuple(step_samples.astype(int).tolist()),
             score_sum=float(self._score_sum) if self._score is not None else None,
-            non_finite_losses=tuple(non_finite),
+            non_finite_losses=tuple(
+                zip((first_step + step_of).tolist(), (non_finite - starts[step_of] + 1).tolist(), strict=True)
+            ),
             skipped_steps=tuple(self._skipped),
             scale_changes=tuple(self._scale_changes),
             diagnosed=self.diagnosis.read() if self.diagnosis is not None else (),

@@ -133,6 +133,8 @@ def test_two_steps_of_one_model_that_take_turns_are_the_plain_loop_to_the_bit(pr
         )
         for head in (0, 1)
     ]
+    if precision == "fp32":  # its steps can be copied
+        ours, steps = copy.deepcopy((ours, steps))
     loops = [PlainLoop(torch.optim.Adam(head.parameters(), lr=1e-2), precision) for head in plain.heads]
 
     def plain_step(head: int, number: int, update: bool) -> None:

@@ -147,6 +147,25 @@ def test_a_scaler_belongs_to_one_history_at_a_time() -> None:
     assert first.read().skipped_steps == (2,), "it goes on as before"
 
 
+def test_only_its_own_scaler_is_recorded_and_only_until_it_is_closed() -> None:
+    one = Weight(fused=True)
+    one.attempt(overflows=False)
+    other = Weight(fused=True)
+    other.history.close(other.scaler)
+    other.scaler = type(one.scaler)("cpu")
+    other.scaler.scale(other.weight.sum()).backward()
+    other.scaler.step(other.optimizer)
+    other.scaler.update()
+    update = one.scaler.update
+    assert (one.history.updates, one.history.names) == (1, ("optimizer",))
+    ScaleHistory(other.scaler)
+    one.history.close(one.scaler)
+    one.scaler.scale(one.weight.sum()).backward()
+    one.scaler.step(one.optimizer)
+    update()
+    assert one.history.updates == 1
+
+
 @pytest.mark.parametrize("in_a_cycle", [False, True])
 @pytest.mark.parametrize("kind", ["fused SGD", "RMSprop"])
 def test_a_new_step_takes_over_optimizer_and_scaler_of_one_that_is_deleted(kind: str, in_a_cycle: bool) -> None:
