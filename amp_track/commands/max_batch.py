@@ -147,8 +147,8 @@ def max_batch_in(
         known = study_manifest.keep(tracked_study, "max-batch")
         limit_seconds = studies.session.request.search_options.time_limit_seconds
         result = find_max_batches(tracked_study, sampler, limit_seconds=limit_seconds)
-        if known.command == "search":  # the page of a search has more
-            return dataclasses.replace(result, report=publish.page_of_run(tracked_study.parent))
+        if page := publish.page_of_search(study, tracked_study.parent):  # it has more
+            return dataclasses.replace(result, report=page)
         whole = result
         if known.precisions != studies.session.precisions:  # an earlier command has searched others
             whole_session = known.session(studies.session.request.stores)
@@ -171,7 +171,8 @@ def find_max_batches(
 ) -> MaxBatchResult:
     """Probe until every max batch is proven and confirmed, and log them to the study's run.
 
-    After `limit_seconds` no second probe starts, and the max batches that are not proven yet are missing.
+    After `limit_seconds` no second probe starts, and none if other search workers run all that is left. The max batches
+    that are not proven yet are missing then.
 
     Raises:
         NothingFits: not even one sample fits, at any precision.
@@ -188,9 +189,9 @@ def find_max_batches(
         progress.say(f"{name} skipped: {reason}")
     session.say_cautions()
 
-    deadline = time.monotonic() + (limit_seconds if limit_seconds is not None else math.inf)
+    deadline = sampler.deadline = time.monotonic() + (limit_seconds if limit_seconds is not None else math.inf)
     has_probed, recommends, shown = False, False, {*max_batches.proven(study, sampler)}
-    while max_batches.is_anything_left(study, sampler, deadline if has_probed else math.inf):
+    while max_batches.is_anything_left(study, sampler, deadline):
         if has_probed and time.monotonic() > deadline:
             progress.say("--time-limit is reached; the same command goes on with what is left")
             break

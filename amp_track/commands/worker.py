@@ -50,7 +50,7 @@ def work(request: Request, *, runner: Runner | None = None) -> Result:
     _check_options(request, is_this_process=is_this_process)
     launcher = base.named(options.launcher)
     launcher.check()
-    name, known, workload = _remembered(request)
+    name, whole_name, known, workload = _remembered(request)
     if is_this_process:
         return _COMMANDS[known.command](_joining(request, name, known, workload), runner=runner)
     environments = launcher.environments(options.workers, known.inspection.hardware.kind, each=known.job.nproc)
@@ -59,11 +59,11 @@ def work(request: Request, *, runner: Runner | None = None) -> Result:
     with base.made_for_output(folder):
         devices = known.job.nproc if known.inspection.hardware.kind != "cpu" else 0
         started = launcher(devices=devices, options=dict(options.sbatch))
-        _run(started, _workers(request, environments, folder, name), says_so_at_once=options.launcher == "local")
+        _run(started, _workers(request, environments, folder, whole_name), says_so_at_once=options.launcher == "local")
     try:  # a new page: the pages of the workers were written while others worked
-        return report.report(dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=name)))
+        return report.report(dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=whole_name)))
     except BadInput as error:
-        later = request.stores.command("amp-track", "report", shlex.quote(name))
+        later = request.stores.command("amp-track", "report", shlex.quote(whole_name))
         raise StoreFailed(
             f"The search workers have finished, but the page cannot be written: {error} Run {later} later."
         ) from None
@@ -98,24 +98,25 @@ def _is_reachable(store: StoreAddress) -> bool:
     return store.kind not in ("sqlite", "memory") and host is not None and not servers.is_loopback(host)
 
 
-def _remembered(request: Request) -> tuple[str, Remembered, str]:
-    """Return the study's name, its command, and the workload to run."""
+def _remembered(request: Request) -> tuple[str, str, Remembered, str]:
+    """Return the study's name, the name that commands take, its command, and the workload to run."""
     with interrupts.nothing_to_end(), interrupts.waiting():  # servers may not respond
         store_checks.check_stores(request.stores.mlflow, request.stores.optuna)
     from amp_track.study import opening
 
     with opening.reading(request.stores.storage) as shared:
         name, _, _, known = study_manifest.load(request.stores, shared)
+    whole_name = f"{name}/compare" if known.command == "compare" else name  # it may have max batches beside it
     stored = StoredWorkload(
         owner=f"Study {name}",
         reference=known.job.workload,
         digest=known.inspection.workload_digest,
         imports=known.inspection.workload_imports,
         trains_itself=bool(known.job.command) or known.job.workload.startswith("amp_track."),
-        with_workload=f"amp-track worker {shlex.quote(name)} WORKLOAD",
+        with_workload=f"amp-track worker {shlex.quote(whole_name)} WORKLOAD",
         if_changed=f"Restore that version, or give amp-track {known.command} another --study for this one.",
     )
-    return name, known, checks.trusted_workload(stored, request)
+    return name, whole_name, known, checks.trusted_workload(stored, request)
 
 
 def _joining(request: Request, name: str, known: Remembered, workload: str) -> Request:

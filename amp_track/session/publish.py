@@ -65,13 +65,31 @@ def publish(tracked_study: TrackedStudy, result: Result, *parts: str) -> str:
     elif isinstance(result, CompareResult) and _keep_compare(result, parent, tracked_study.tracker):
         _show_plots(studies, "compare", parent.run_id, {})
     if not isinstance(result, MaxBatchResult):
-        return keep_page(result, parent, stores)
+        page = keep_page(result, parent, stores)
+        if page and isinstance(result, SearchResult):
+            note_page_of_search(study, parent)
+        return page
     page, digest = page_of_run(parent), _digest(result, stores)
     if study.user_attrs.get(storage.PUBLISHED) == digest and Path(page).exists():  # not if it is a URL
         return page
     if page := keep_page(result, parent, stores):
         study.set_user_attr(storage.PUBLISHED, digest)
     return page
+
+
+def note_page_of_search(study: Study, parent: Run) -> None:
+    """Record that the page in the study's run has trainings."""
+    from amp_track.study import storage
+
+    study.set_user_attr(storage.PUBLISHED, f"search {parent.run_id}")
+
+
+def page_of_search(study: Study, parent: Run) -> str:
+    """Return the path of the page with trainings in the study's run; "" if there is none."""
+    from amp_track.study import storage
+
+    is_stored = study.user_attrs.get(storage.PUBLISHED) == f"search {parent.run_id}"
+    return page_of_run(parent) if is_stored else ""
 
 
 def _digest(result: MaxBatchResult, stores: Stores) -> str:

@@ -203,7 +203,8 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
             progress.say("the same command resumes where it stopped")
             with suppress(StoreFailed):  # the interrupt may have ended the wait for the database
                 if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
-                    report = studies.session.request.stores.command("amp-track", "report", shlex.quote(studies.name))
+                    name = study.study_name.removesuffix("/max-batch")  # a comparison may have max batches beside it
+                    report = studies.session.request.stores.command("amp-track", "report", shlex.quote(name))
                     progress.say(f"what is known so far: {report}")
             raise
 

@@ -53,9 +53,8 @@ from amp_track.study.max_batch_jobs import (
     speed_readings,
     was_refuted,
 )
-from amp_track.workers import interrupts, liveness
+from amp_track.workers import liveness
 
-POLL_SECONDS = 0.1
 _SHORT = ("probe", "multiple", "repeat", "headroom", "timing")
 _MEASURED = (*_SHORT, "confirm")
 """The kinds of jobs whose memory shows how it grows with the batch."""
@@ -162,6 +161,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
 
     def __init__(self, goal: Goal) -> None:
         self.goal = goal
+        self.deadline = math.inf
+        """When a trial no longer waits for jobs of other search workers, by the monotonic clock."""
         self._memories: dict[str, ReplayedMemory] = {}
 
     def max_batch(self, done: Mapping[str, list[Done]], precision: str) -> MaxBatch | None:
@@ -537,7 +538,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
         return {"precision": proposal.precision, "batch_size": proposal.batch_size}
 
     def _wait_for_turn(self, study: optuna.Study, number: int) -> Proposal | None:
-        while True:
+        """Return the job of a trial; None if none is left, or if other search workers run all until the deadline."""
+        for _ in storage.polls(self.deadline):
             trials = storage.end_stale_trials(study)
             earlier = [trial for trial in trials if trial.number < number and trial.state is TrialState.RUNNING]
             if all(CLAIM in trial.system_attrs for trial in earlier):
@@ -545,7 +547,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
                     return self.next([trial for trial in trials if trial.number != number])
                 except Busy:
                     pass
-            interrupts.sleep(POLL_SECONDS)
+        return None
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

@@ -15,9 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.records.result import JobResult
 from amp_track.study import dashboard, storage
-from amp_track.study.batch_sampler import POLL_SECONDS
 from amp_track.study.optuna_internals import asked_params
-from amp_track.workers import interrupts
 
 Point = dict[str, Any]
 """The settings of one training of the grid, by name: numbers or text."""
@@ -51,8 +49,10 @@ class Grid:
         Points that other search workers are training are awaited, because one of them may die. None is left after
         `deadline` of the monotonic clock.
         """
-        while missing := self.missing():
-            if time.monotonic() > deadline:
+        if time.monotonic() > deadline:
+            return False
+        for _ in storage.polls(deadline):
+            if not (missing := self.missing()):
                 return False
             storage.end_stale_trials(self.study)
             begun = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING, TrialState.RUNNING))
@@ -63,7 +63,6 @@ class Grid:
             waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             if any(asked_params(trial) in missing for trial in waiting):
                 return True
-            interrupts.sleep(POLL_SECONDS)
         return False
 
     def claim(self, trial: optuna.Trial) -> Point:

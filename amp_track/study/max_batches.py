@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 
 import optuna
@@ -17,7 +17,7 @@ from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.max_batch import PrecisionResult
 from amp_track.results.trial_row import TrialRow
 from amp_track.study import dashboard, optuna_internals, storage
-from amp_track.study.batch_sampler import POLL_SECONDS, BatchSampler, Busy, Goal
+from amp_track.study.batch_sampler import BatchSampler, Busy, Goal
 from amp_track.study.max_batch_jobs import (
     EVAL,
     TYPICAL,
@@ -30,7 +30,6 @@ from amp_track.study.max_batch_jobs import (
     speed_readings,
     was_refuted,
 )
-from amp_track.workers import interrupts
 
 _NEARLY = 0.85
 """A batch of at least this fraction of the max batch is near enough to recommend, if it leaves headroom."""
@@ -49,14 +48,10 @@ def is_anything_left(study: optuna.Study, sampler: BatchSampler, deadline: float
 
     While every job depends on a running one, wait; until `deadline` of the monotonic clock, for the caller to end.
     """
-    while True:
-        try:
-            return sampler.next(study.get_trials(deepcopy=False)) is not None
-        except Busy:
-            if time.monotonic() > deadline:
-                return True
-            interrupts.sleep(POLL_SECONDS)
-            storage.end_stale_trials(study)
+    for _ in storage.polls(deadline):
+        with contextlib.suppress(Busy):
+            return sampler.next(storage.end_stale_trials(study)) is not None
+    return True
 
 
 def memory_violation(job_result: JobResult, budget_bytes: int | None) -> float:

@@ -18,10 +18,8 @@ from amp_track.config.job import Job
 from amp_track.records.result import JobResult
 from amp_track.results.trial_row import TrialRow
 from amp_track.study import dashboard, optuna_internals, storage
-from amp_track.study.batch_sampler import POLL_SECONDS
 from amp_track.study.max_batches import memory_violation
 from amp_track.study.optuna_internals import asked_params
-from amp_track.workers import interrupts
 
 _SEEDS_APART = 1000
 """Difference between the sampler seeds of consecutive trials."""
@@ -118,14 +116,16 @@ class TrainingSearch:
         The last trials of other search workers are awaited, because one of them may die. None is left after `deadline`
         of the monotonic clock.
         """
-        while True:
+        if time.monotonic() > deadline:
+            return False
+        for _ in storage.polls(deadline):
             begun = _begun(known := _counted(storage.end_stale_trials(self.study), self.job))
-            if sum(trial.state is TrialState.COMPLETE for trial in begun) >= self.trials or time.monotonic() > deadline:
+            if sum(trial.state is TrialState.COMPLETE for trial in begun) >= self.trials:
                 return False
             if len(begun) < self.trials:
                 self.space.enqueue_landmarks(self.study, known)  # again if the search worker of one has died
                 return True
-            interrupts.sleep(POLL_SECONDS)
+        return False
 
     def suggest(self, trial: optuna.Trial) -> Job:
         """Return the job of a trial. Raise TrialPruned if another search worker trains the same or the last one."""

@@ -11,13 +11,16 @@ import dataclasses
 import difflib
 import functools
 import json
+import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import Json, TypeAdapter, ValidationError
 
@@ -27,7 +30,7 @@ from amp_track.stores.locks import store_lock
 from amp_track.study import dashboard, optuna_internals
 from amp_track.study.database import WORKER, SharedStorage, worker_lock
 from amp_track.study.opening import Storage, reading
-from amp_track.workers import liveness
+from amp_track.workers import interrupts, liveness
 
 Direction = Literal["minimize", "maximize"]
 """The direction of an objective, as Optuna names it."""
@@ -35,7 +38,7 @@ Value = TypeVar("Value")
 _SETTINGS, JOB_RESULT, RUN_ID, LEARNING_RATE = "settings", "job_result", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES, COMMAND = "mlflow_parent_run_id", "free_bytes", "command"
 PUBLISHED = "published"
-"""Attribute of a max-batch study: the hash of the result that its page shows."""
+"""Attribute of a max-batch study: the hash of the result that its page shows, or that the page is of a search."""
 VERSION_ATTRIBUTE, VERSION = "amp_track_version", 2
 """The version of everything that a study stores, the choices of its params included. Increase it with any change but
 a new optional field."""
@@ -48,6 +51,8 @@ _NEARLY_AS_LONG = 0.9
 """A training that timed out after this fraction of the current --job-timeout is not repeated; clocks differ."""
 _MOST_JOB_RESULTS = 10_000
 """Number of parsed job results that are kept in memory."""
+_POLL_SECONDS, _SILENT_SECONDS = 0.1, 5
+_log = logging.getLogger("amp_track.study")
 
 
 def read(adapter: TypeAdapter[Value], stored: object, whose: str, what: str) -> Value:
@@ -165,6 +170,20 @@ def name_worker(trial: optuna.Trial) -> None:
     trial.set_user_attr(WORKER, liveness.this_process())
 
 
+def polls(deadline: float) -> Iterator[None]:
+    """Poll jobs of other search workers until the deadline of the monotonic clock; say so once if it takes long."""
+    started, has_said = time.monotonic(), False
+    while True:
+        yield
+        now = time.monotonic()
+        if now > deadline:
+            return
+        if not has_said and now - started > _SILENT_SECONDS:
+            _log.warning("waiting for a job of another search worker")
+            has_said = True
+        interrupts.sleep(_POLL_SECONDS)
+
+
 def end_stale_trials(study: optuna.Study) -> list[FrozenTrial]:
     """End every RUNNING trial whose process has died as FAIL, and its MLflow run. Return all trials.
 
@@ -179,8 +198,9 @@ def end_stale_trials(study: optuna.Study) -> list[FrozenTrial]:
     gone = [trial for trial in trials if trial.state is TrialState.RUNNING and _has_died(trial)]
     for trial in gone:
         # The trial may have ended, and then its process, since the trials were read.
-        if study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True).state is TrialState.FAIL:
-            report_stale_trial(study, trial)
+        with contextlib.suppress(UpdateFinishedTrialError):  # another search worker has ended it at the same moment
+            if study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True).state is TrialState.FAIL:
+                report_stale_trial(study, trial)
     return study.get_trials(deepcopy=False) if gone else trials
 
 

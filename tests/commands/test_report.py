@@ -122,6 +122,18 @@ def test_an_interrupted_search_is_reported() -> None:
     assert "not proven yet" in page
 
 
+def test_max_batch_after_an_interrupted_search_makes_the_page_that_it_names() -> None:
+    def interrupted(job: Job) -> JobResult | None:
+        if job.precision == "bf16":
+            raise KeyboardInterrupt
+        return None
+
+    with pytest.raises(KeyboardInterrupt):
+        search(asked(max_batch_size=64), runner=SimulatedRunner(fails=interrupted))
+    found = max_batch(asked(max_batch_size=64), runner=SimulatedRunner())
+    assert "bf16: batch 64 ran in" in Path(found.report).read_text()
+
+
 def test_an_interrupted_comparison_shows_the_values_that_are_complete() -> None:
     def interrupted(job: Job) -> JobResult | None:
         if dict(job.options)["width"] == "8" and job.precision == "bf16":

@@ -13,6 +13,7 @@ import pytest
 from batch_search.traces import step_of
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.trial import TrialState
 
 from amp_track.batch_search.search import Limit
 from amp_track.memory_plan.allocator import CachingAllocator, SimulatedOutOfMemory
@@ -21,7 +22,7 @@ from amp_track.memory_plan.replay import TraceFamily, replayed
 from amp_track.records.plan import Forecast
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.max_batch import PrecisionResult
-from amp_track.study import max_batches
+from amp_track.study import max_batches, trials
 from amp_track.study.batch_sampler import BatchSampler, Busy, Goal
 from amp_track.study.max_batch_jobs import Proposal
 
@@ -564,4 +565,8 @@ def test_waiting_for_another_search_worker_ends_at_the_deadline() -> None:
     sampler.suggest(study.ask())
     with pytest.raises(Busy):
         sampler.next(study.get_trials())
-    assert max_batches.is_anything_left(study, sampler, time.monotonic()), "the caller ends then"
+    sampler.deadline = time.monotonic()
+    assert max_batches.is_anything_left(study, sampler, sampler.deadline), "the caller ends then"
+    with trials.next_trial(study) as asked:
+        sampler.suggest(asked.trial)
+    assert [trial.state for trial in study.trials] == [TrialState.RUNNING, TrialState.PRUNED]
