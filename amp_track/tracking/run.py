@@ -28,6 +28,7 @@ from amp_track.tracking.writes import (
     LogCheckpoint,
     LogDatasets,
     LogFile,
+    LogTable,
     LogText,
     MetricRow,
     TagExperiment,
@@ -38,7 +39,6 @@ _FLUSH_SECONDS = 2.0
 _GO_ON_SECONDS = 10.0
 """The least time between two checks of whether another search worker has ended the run of a study."""
 DIAGNOSIS = "diagnosis.json"
-_TABLES = "mlflow.loggedArtifacts"  # the tag that lists the files that MLflow's UI shows as tables instead of JSON
 _MOST_ROWS = 100_000  # maximum number of rows of diagnosis.json: a long training could have millions
 
 
@@ -60,7 +60,6 @@ class Run:
         self._tags: dict[str, str] = {}
         self._datasets: LogDatasets | None = None
         self._flushed, self._went_on = time.monotonic(), -math.inf
-        self._tables = json.loads(existing.data.tags.get(_TABLES, "[]")) if existing is not None else []
         self._diagnosed: list[dict[str, Any]] = []
         self._has_new_rows = False
         self.on_record: Mapping[str, Mapping[int, float]] = {}  # what a resumed run had logged, by step or epoch
@@ -163,10 +162,8 @@ class Run:
     def table(self, file: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Store rows with the same names like MLflow's `log_table`, but replace a table instead of appending to it."""
         columns = list(rows[0]) if rows else []
-        self.text(file, json.dumps({"columns": columns, "data": [[row[name] for name in columns] for row in rows]}))
-        if (entry := {"path": file, "type": "table"}) not in self._tables:
-            self._tables.append(entry)
-            self.tags({_TABLES: json.dumps(self._tables)})
+        text = json.dumps({"columns": columns, "data": [[row[name] for name in columns] for row in rows]})
+        self._sink.write(self._key, LogTable(path=file, text=text))
 
     def artifact(self, file: Path) -> None:
         """Move a file to the artifacts."""

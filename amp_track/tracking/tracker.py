@@ -33,8 +33,9 @@ from amp_track.tracking.tags import DIGEST_TAG, IMPORTS_TAG, PROCESS, is_at_work
 from amp_track.tracking.writes import STATUS_TAG, CreateRun, ResumeRun, killed, now_ms
 from amp_track.workers import interrupts, liveness
 
-_SECONDS_AFTER_AN_INTERRUPT = 1.0
-"""How long an interrupted command continues to deliver to a server. The next command delivers the rest."""
+_SECONDS_AFTER_AN_INTERRUPT, _SECONDS_OF_A_GUEST = 1.0, 30.0
+"""How long an interrupted command, and a watched training at its end, continue to deliver to a server. The next command
+delivers the rest."""
 
 _FORBIDDEN = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")  # MLflow's codes for HTTP 401 and 403
 
@@ -152,11 +153,15 @@ class Tracker:
     def attached_run(self, run_id: str) -> Iterator[Run]:
         """Open a run of somebody else to add to it, without changing its status or end time, or reading the store."""
         run = Run(self._sink, run_id, experiment_id="", started_ms=now_ms())
+        seconds = _SECONDS_OF_A_GUEST
         try:
             yield run
+        except KeyboardInterrupt:
+            seconds = _SECONDS_AFTER_AN_INTERRUPT
+            raise
         finally:
             run.flush()
-            self._sink.finish(seconds=_SECONDS_AFTER_AN_INTERRUPT)
+            self._sink.finish(seconds=seconds)
 
     def _create(self, name: str, tags: dict[str, str], parent: Run | None) -> Run:
         if parent is not None:

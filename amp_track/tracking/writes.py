@@ -26,6 +26,7 @@ from amp_track.tracking import checkpoints, mlflow_internals
 METRICS_PER_BATCH, PARAMS_PER_BATCH = 800, 100  # MLflow takes 100 params, 100 tags and 1,000 entries in total
 
 STATUS_TAG = "amp_track.status"
+_TABLES = "mlflow.loggedArtifacts"
 
 MetricRow = tuple[str, float, int, int]  # name, value, time in milliseconds since 1970, and step
 
@@ -114,6 +115,21 @@ class LogText:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogTable:
+    """Store a table, as text in MLflow's format, and list it beside the run's other tables: only those open as one."""
+
+    kind: Literal["table"] = "table"
+    path: str
+    text: str
+
+    def send(self, client: mlflow.MlflowClient, run_id: str) -> None:
+        LogText(path=self.path, text=self.text).send(client, run_id)
+        listed = json.loads(client.get_run(run_id).data.tags.get(_TABLES, "[]"))
+        if (entry := {"path": self.path, "type": "table"}) not in listed:
+            client.set_tag(run_id, _TABLES, json.dumps([*listed, entry]))
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogFile(FileWritten):
     """Store a file as an artifact."""
 
@@ -163,7 +179,17 @@ class EndRun:
 
 
 Write = (
-    CreateRun | ResumeRun | GoOn | LogBatch | LogDatasets | LogText | LogFile | LogCheckpoint | TagExperiment | EndRun
+    CreateRun
+    | ResumeRun
+    | GoOn
+    | LogBatch
+    | LogDatasets
+    | LogText
+    | LogTable
+    | LogFile
+    | LogCheckpoint
+    | TagExperiment
+    | EndRun
 )
 WRITES: TypeAdapter[Write] = TypeAdapter(Annotated[Write, Field(discriminator="kind")])
 """Parses a write from the output of `dataclasses.asdict`."""

@@ -211,7 +211,7 @@ def test_a_resumed_training_goes_on_in_its_history(client: mlflow.MlflowClient) 
 def test_a_server_that_does_not_answer_loses_nothing(
     client: mlflow.MlflowClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("amp_track.tracking.tracker._SECONDS_AFTER_AN_INTERRUPT", 0.5)
+    monkeypatch.setattr("amp_track.tracking.tracker._SECONDS_OF_A_GUEST", 0.5)
     loop = Loop()
     with amp_track.watch(loop.scaler, loop.optimizer, run_id="abc", tracking_uri="http://127.0.0.1:9") as watched:
         loop.run(20, watched)
@@ -347,8 +347,10 @@ def test_a_diagnosis_is_logged_as_that_of_train(client: mlflow.MlflowClient) -> 
         mlflow.start_run() as run,
         amp_track.watch(loop.scaler, loop.optimizer, model=loop.model, diagnose_every=10) as watched,
     ):
+        mlflow.log_table({"prediction": [1]}, "predictions.json")
         loop.run(40, watched)
-    assert "diagnosis.json" in {file.path for file in client.list_artifacts(run.info.run_id)}
+    for table in ("diagnosis.json", "predictions.json"):
+        assert len(mlflow.load_table(table, run_ids=[run.info.run_id])), "MLflow finds those in a list of the run"
     assert len(client.get_metric_history(run.info.run_id, "amp/underflow_fraction")) == 4
 
 

@@ -23,6 +23,7 @@ from amp_track.tracking.writes import (
     LogCheckpoint,
     LogDatasets,
     LogFile,
+    LogTable,
     LogText,
     ResumeRun,
     TagExperiment,
@@ -60,6 +61,7 @@ def test_what_is_read_again_and_sent_twice_is_there_once(tmp_path: Path) -> None
         LogBatch(metrics=[("loss", 0.25, 3000, 3)]),
         LogDatasets(workload="a", workload_digest="b", digest="c", samples={"train": 3}),
         LogText(path="a.txt", text="b\u2603"),
+        LogTable(path="a.json", text="{}"),
         LogFile(file=str(file), folder="files"),
         LogCheckpoint(file=str(file), step=3, is_last=True, is_best=True),
         EndRun(status="KILLED", end_time_ms=7_000),
@@ -74,6 +76,7 @@ def test_what_is_read_again_and_sent_twice_is_there_once(tmp_path: Path) -> None
         (1, 1000), (2, 1000), (1, 2000), (3, 3000),
     ]  # fmt: skip
     assert run.data.params == {"seed": "0"}
+    assert json.loads(run.data.tags["mlflow.loggedArtifacts"]) == [{"path": "a.json", "type": "table"}]
     assert client.get_experiment("0").tags["a"] == "b"
     assert (run.info.status, run.info.end_time) == ("KILLED", 7_000)
     assert len(run.inputs.dataset_inputs) == 1
