@@ -178,11 +178,16 @@ def where(file: Path, *, beside: int) -> dict[str, Any]:
     result = of_device("benchmarks.models:Cnn", device="cpu") | {"beside": beside}
     result["versions"] |= versions("lightning", "accelerate", "timm", "optuna")
     if file.exists():
-        stored = json.loads(file.read_text())
-        for what in ("device", "versions"):
-            if stored[what] != result[what]:
-                sys.exit(f"{file} was measured with {what} {stored[what]}, here {result[what]}: move it first")
+        stored, here = (_conditions(of) for of in (json.loads(file.read_text()), result))
+        if stored != here:
+            sys.exit(f"{file} was measured on {stored}, this is {here}: move it first")
     return result
+
+
+def _conditions(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the device and the versions that rows of one table must share."""
+    shared = ("torch", "lightning", "accelerate", "timm")
+    return {"device": result["device"]} | {name: result["versions"].get(name) for name in shared}
 
 
 def keep(file: Path, rows: list[Row], result: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ class EvalStep:
         self._precision = Precision.named(precision)
         self._device = torch.device(device)
         self._channels_last = channels_last
-        self._sums = torch.zeros(2, dtype=sum_dtype(self._device), device=self._device)
+        self._loss_sum, self._score_sum = torch.zeros(2, dtype=sum_dtype(self._device), device=self._device).unbind()
         self._samples = 0
 
     @torch.inference_mode()
@@ -73,16 +73,17 @@ class EvalStep:
             output = call(self._model, input)
             loss = check_loss(self._loss(output, target))
         count = batch_length(input)
-        score_sum = sum_of_scores(self._score(output, target), count)
-        self._sums[0].add_(loss, alpha=count)
-        self._sums[1].add_(score_sum)
+        score_sum = sum_of_scores(self._score(output, target), count, self._score_sum.dtype)
+        self._loss_sum.add_(loss, alpha=count)
+        self._score_sum.add_(score_sum)
         self._samples += count
 
     def read(self) -> EvalTotals:
         """Return the means since the last read. Waits for the device."""
-        loss_sum, score_sum = self._sums.tolist()
+        loss_sum, score_sum = torch.stack([self._loss_sum, self._score_sum]).tolist()
         samples, self._samples = self._samples, 0
-        self._sums.zero_()
+        self._loss_sum.zero_()
+        self._score_sum.zero_()
         if not samples:
             return EvalTotals(samples=0, loss=math.nan, metric=math.nan)
         return EvalTotals(samples=samples, loss=loss_sum / samples, metric=score_sum / samples)

@@ -296,7 +296,8 @@ class TrainStep:
             loss = check_loss(self._loss(output, target))
         if self._score is not None and share:
             with torch.no_grad():
-                self._scores.append(sum_of_scores(self._score(output, target), batch_length(input)))
+                scores = self._score(output, target)
+                self._scores.append(sum_of_scores(scores, batch_length(input), self._score_sum.dtype))
         self.phase = "backward"
         self.scaler.scale(loss * share if share != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), batch_length(input) if share else 0

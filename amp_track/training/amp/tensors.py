@@ -116,14 +116,14 @@ def check_loss(loss: Any) -> Tensor:
     return loss
 
 
-def sum_of_scores(scores: Any, samples: int) -> Tensor:
+def sum_of_scores(scores: Any, samples: int, dtype: torch.dtype) -> Tensor:
     """Return the sum of scores, which may be float16. Raises InvalidReturnValue unless there is one per sample."""
+    if isinstance(scores, Tensor) and scores.numel() == samples:
+        return scores.sum(dtype=dtype)
     expected = f"one number for each of the {samples} samples, shape ({samples},), and not their mean"
     if not isinstance(scores, Tensor):
         raise InvalidReturnValue.of_type("score()", scores, expected)
-    if scores.numel() != samples:
-        raise InvalidReturnValue(f"score() returned a tensor of shape {tuple(scores.shape)}; it must return {expected}")
-    return scores.sum(dtype=sum_dtype(scores.device))
+    raise InvalidReturnValue(f"score() returned a tensor of shape {tuple(scores.shape)}; it must return {expected}")
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
