@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 import numpy
 import torch
@@ -22,8 +22,6 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from amp_track.training.amp.scalar_log import ScalarLog
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,17 +77,17 @@ def _recorded(base: type[GradScaler], history: ScaleHistory) -> type[GradScaler]
         recorded_class, history_ref = base, weak_history
 
         def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if (history := _known(self)) is not None:
-                history._guarded(self, history._note, optimizer)
+            if (history := weak_history()) is not None and history._scaler_ref() is self:
+                history._note(self, optimizer)
             return base.step(self, optimizer, *args, **kwargs)
 
         def unscale_(self, optimizer: Optimizer) -> None:
-            if (history := _known(self)) is not None:
-                history._guarded(self, history._note, optimizer)
+            if (history := weak_history()) is not None and history._scaler_ref() is self:
+                history._note(self, optimizer)
             base.unscale_(self, optimizer)
 
         def update(self, new_scale: float | Tensor | None = None) -> None:
-            if (history := _known(self)) is not None:
+            if (history := weak_history()) is not None and history._scaler_ref() is self:
                 history._on_update(self, base.update, new_scale)
             else:
                 base.update(self, new_scale)
@@ -152,7 +150,7 @@ class ScaleHistory:
         self._device = kept.device if kept is not None else torch.device(scaler._device)
         self._names |= {id(each): (weakref.ref(each), name) for name, each in named.items()}
         self._hooked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._scaler_ref = weakref.ref(scaler)
+        self._scaler_ref: Callable[[], GradScaler | None] = weakref.ref(scaler)
         _claim(scaler, self)
 
     def __reduce__(self) -> NoReturn:
@@ -165,6 +163,7 @@ class ScaleHistory:
     def close(self, scaler: GradScaler) -> None:
         """Stop recording, and give the scaler its own class back. What was recorded can still be read."""
         if _known(scaler) is self:
+            self._scaler_ref = lambda: None  # a bound method of the scaler may outlive its class
             scaler.__class__ = type(scaler).recorded_class  # type: ignore[attr-defined]
 
     def _hook_into(self, optimizer: Optimizer) -> None:
@@ -183,15 +182,18 @@ class ScaleHistory:
         """The names of the optimizers that are known so far."""
         return tuple(name for _, name in self._names.values())
 
-    def _note(self, optimizer: Optimizer) -> None:
+    def _note(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Name an optimizer that the scaler is about to unscale or to step."""
-        known = self._names.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:  # an id may be used again
-            taken = {name for _, name in self._names.values()}
-            count = len(self._names)
-            self._names[id(optimizer)] = weakref.ref(optimizer), "optimizer" if not taken else f"optimizer{count}"
-        if self._before_step is not None:
-            self._before_step(optimizer)
+        try:
+            known = self._names.get(id(optimizer))
+            if known is None or known[0]() is not optimizer:  # an id may be used again
+                taken = {name for _, name in self._names.values()}
+                count = len(self._names)
+                self._names[id(optimizer)] = weakref.ref(optimizer), "optimizer" if not taken else f"optimizer{count}"
+            if self._before_step is not None:
+                self._before_step(optimizer)
+        except Exception as error:
+            self._fail(scaler, error)
 
     def _adopt(self, scaler: GradScaler) -> None:
         state = scaler.state_dict()
@@ -241,33 +243,36 @@ class ScaleHistory:
         update: Callable[[GradScaler, float | Tensor | None], None],
         new_scale: float | Tensor | None,
     ) -> None:
-        """Call the scaler's own update, and record its effect unless it raises. Does not wait for the device."""
+        """Call the scaler's own update, and record its effect unless it raises. Does not wait for the device.
+
+        Every step passes through here, so it calls few functions.
+        """
         if self._is_paused or scaler._scale is None:  # without a scale torch raises
             update(scaler, new_scale)
             return
-        before = self._guarded(scaler, self._before, scaler, new_scale)
-        update(scaler, new_scale)
-        if before is not None:
-            self._guarded(scaler, self._after, scaler, *before)
-
-    def _guarded(self, scaler: GradScaler, record: Callable[..., T], *arguments: Any) -> T | None:
-        """Call `record`. If it raises, and `on_error` is given, stop recording and return None."""
         try:
-            return record(*arguments)
+            recorded = self._before(scaler, new_scale)
         except Exception as error:
-            if self._on_error is None:
-                raise
-            self.close(scaler)
-            self._on_error(error)
-            return None
+            self._fail(scaler, error)
+            update(scaler, new_scale)
+            return
+        update(scaler, new_scale)
+        try:
+            self._after(scaler, *recorded)
+        except Exception as error:
+            self._fail(scaler, error)
+
+    def _fail(self, scaler: GradScaler, error: Exception) -> None:
+        """Stop recording after an error of the recording itself, and tell `on_error`. Without that, raise the error."""
+        if self._on_error is None:
+            raise error
+        self.close(scaler)
+        self._on_error(error)
 
     def _before(
         self, scaler: GradScaler, new_scale: float | Tensor | None
     ) -> tuple[_Update, list[Tensor], dict[int, list[Tensor]]]:
-        """Return what an update is about to do, with its scalars: the update itself changes some of them.
-
-        Every step passes through here, so it is written to be fast.
-        """
+        """Return what an update is about to do, with its scalars: the update itself changes some of them."""
         found: dict[int, list[Tensor]] = {}
         of_optimizers: list[tuple[str, int, bool]] = []
         count = 0
