@@ -104,7 +104,7 @@ def _kept(result: Result, study: Study, stores: Stores) -> str:
         if tracker.exists(run_id):
             with tracker.finished_run(run_id) as run:
                 page = publish.keep_page(result, run, stores)
-                if isinstance(result, SearchResult):
+                if page and isinstance(result, SearchResult):
                     publish.note_page_of_search(study, run)
                 return page
     raise BadInput(

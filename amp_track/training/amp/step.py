@@ -345,7 +345,7 @@ class TrainStep:
         complete = int(ends[-1]) if len(ends) else 0
         starts = numpy.append(0, ends)[:-1]
         step_samples = numpy.add.reduceat(samples[:complete], starts)
-        with numpy.errstate(invalid="ignore"):  # inf and -inf in one step
+        with numpy.errstate(invalid="ignore", over="ignore"):  # inf and -inf in one step
             loss_sums = numpy.add.reduceat(numpy.where(samples, losses, 0.0)[:complete] * samples[:complete], starts)
         first_step = self.steps - len(ends) + 1
         non_finite = numpy.flatnonzero(~numpy.isfinite(losses[:complete]))
