@@ -13,7 +13,6 @@ from amp_track.records.errors import BadInput
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import page_html, page_markdown
 from amp_track.report.summary import Result
-from amp_track.results.search import SearchResult
 from amp_track.session import publish, study_manifest
 from amp_track.session.study_manifest import Remembered
 from amp_track.session.study_session import Studies, StudyRun
@@ -103,10 +102,7 @@ def _kept(result: Result, study: Study, stores: Stores) -> str:
         tracker = tracking.Tracker(store.url, outbox_folder=stores.optuna.outbox_folder, resumes=True)
         if tracker.exists(run_id):
             with tracker.finished_run(run_id) as run:
-                page = publish.keep_page(result, run, stores)
-                if page and isinstance(result, SearchResult):
-                    publish.note_page_of_search(study, run)
-                return page
+                return publish.keep_page(result, study, run, stores)
     raise BadInput(
         f"--tracking-uri: got {store}, expected the store with run {run_id} of study {study.study_name}. "
         "Use that store, or write the page to a file with --out."

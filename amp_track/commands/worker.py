@@ -19,6 +19,7 @@ from amp_track.session import checks, study_manifest
 from amp_track.session.checks import StoredWorkload
 from amp_track.session.session import Runner
 from amp_track.session.study_manifest import Remembered
+from amp_track.session.study_session import name_for_commands
 from amp_track.stores import store_checks
 from amp_track.stores.addresses import STORAGE_VARIABLE, StoreAddress
 from amp_track.workers import interrupts, processes, servers
@@ -105,8 +106,8 @@ def _remembered(request: Request) -> tuple[str, str, Remembered, str]:
     from amp_track.study import opening
 
     with opening.reading(request.stores.storage) as shared:
-        name, _, _, known = study_manifest.load(request.stores, shared)
-    whole_name = f"{name}/compare" if known.command == "compare" else name  # it may have max batches beside it
+        name, _, study, known = study_manifest.load(request.stores, shared)
+        whole_name = name_for_commands(study)
     stored = StoredWorkload(
         owner=f"Study {name}",
         reference=known.job.workload,

@@ -65,31 +65,26 @@ def publish(tracked_study: TrackedStudy, result: Result, *parts: str) -> str:
     elif isinstance(result, CompareResult) and _keep_compare(result, parent, tracked_study.tracker):
         _show_plots(studies, "compare", parent.run_id, {})
     if not isinstance(result, MaxBatchResult):
-        page = keep_page(result, parent, stores)
-        if page and isinstance(result, SearchResult):
-            note_page_of_search(study, parent)
-        return page
+        return keep_page(result, study, parent, stores)
     page, digest = page_of_run(parent), _digest(result, stores)
     if study.user_attrs.get(storage.PUBLISHED) == digest and Path(page).exists():  # not if it is a URL
         return page
-    if page := keep_page(result, parent, stores):
+    if page := keep_page(result, study, parent, stores):
         study.set_user_attr(storage.PUBLISHED, digest)
     return page
-
-
-def note_page_of_search(study: Study, parent: Run) -> None:
-    """Record that the page in the study's run has trainings."""
-    from amp_track.study import storage
-
-    study.set_user_attr(storage.PUBLISHED, f"search {parent.run_id}")
 
 
 def page_of_search(study: Study, parent: Run) -> str:
     """Return the path of the page with trainings in the study's run; "" if there is none."""
     from amp_track.study import storage
 
-    is_stored = study.user_attrs.get(storage.PUBLISHED) == f"search {parent.run_id}"
+    is_stored = study.user_attrs.get(storage.PUBLISHED) == _mark_of_search(parent)
     return page_of_run(parent) if is_stored else ""
+
+
+def _mark_of_search(parent: Run) -> str:
+    """Return what is recorded once the page in a study's run has trainings."""
+    return f"search {parent.run_id}"
 
 
 def _digest(result: MaxBatchResult, stores: Stores) -> str:
@@ -143,11 +138,13 @@ def _keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> bool:
     return is_drawn
 
 
-def keep_page(result: Result, parent: Run, stores: Stores) -> str:
+def keep_page(result: Result, study: Study, parent: Run, stores: Stores) -> str:
     """Store the page of a study as HTML and Markdown with links to MLflow's UI, and its summary as the description.
 
     Return the path of the HTML page; "" if it could not be rendered.
     """
+    from amp_track.study import storage
+
     texts, ui = {}, stores.mlflow.ui
     with _left_out_if_it_fails(_PAGE):
         page = page_of(result)
@@ -158,6 +155,8 @@ def keep_page(result: Result, parent: Run, stores: Stores) -> str:
     for file, text in texts.items():
         parent.text(file, text)
     parent.tags({"mlflow.note.content": note_markdown(result)})
+    if isinstance(result, SearchResult):
+        study.set_user_attr(storage.PUBLISHED, _mark_of_search(parent))
     return page_of_run(parent)
 
 

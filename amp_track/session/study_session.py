@@ -203,10 +203,18 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
             progress.say("the same command resumes where it stopped")
             with suppress(StoreFailed):  # the interrupt may have ended the wait for the database
                 if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
-                    name = study.study_name.removesuffix("/max-batch")  # a comparison may have max batches beside it
-                    report = studies.session.request.stores.command("amp-track", "report", shlex.quote(name))
+                    name = shlex.quote(name_for_commands(study))
+                    report = studies.session.request.stores.command("amp-track", "report", name)
                     progress.say(f"what is known so far: {report}")
             raise
+
+
+def name_for_commands(study: Study) -> str:
+    """Return the name by which `report` and `worker` find a study: NAME, or NAME/compare.
+
+    A comparison may have max batches beside it, which NAME means then.
+    """
+    return study.study_name.removesuffix("/max-batch")
 
 
 def _describe(session: Session, parent: Run) -> None:

@@ -105,7 +105,9 @@ def test_neither_workload_nor_tracking_store_is_needed_for_a_file() -> None:
     assert Path("page.md").read_text().startswith("# ")
 
 
-def test_an_interrupted_search_is_reported() -> None:
+def interrupt_a_search() -> None:
+    """When fp32's max batch is proven."""
+
     def interrupted(job: Job) -> JobResult | None:
         if job.precision == "bf16":
             raise KeyboardInterrupt
@@ -113,6 +115,10 @@ def test_an_interrupted_search_is_reported() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         search(asked(max_batch_size=64), runner=SimulatedRunner(fails=interrupted))
+
+
+def test_an_interrupted_search_is_reported() -> None:
+    interrupt_a_search()
     found = reported()
     assert isinstance(found, MaxBatchResult)
     assert found.max_batch == {"fp32": 64}
@@ -123,13 +129,7 @@ def test_an_interrupted_search_is_reported() -> None:
 
 
 def test_max_batch_after_an_interrupted_search_makes_the_page_that_it_names() -> None:
-    def interrupted(job: Job) -> JobResult | None:
-        if job.precision == "bf16":
-            raise KeyboardInterrupt
-        return None
-
-    with pytest.raises(KeyboardInterrupt):
-        search(asked(max_batch_size=64), runner=SimulatedRunner(fails=interrupted))
+    interrupt_a_search()
     found = max_batch(asked(max_batch_size=64), runner=SimulatedRunner())
     assert "bf16: batch 64 ran in" in Path(found.report).read_text()
 
